@@ -1,0 +1,1 @@
+"""Gymnasium in, batches of transitions out."""

@@ -1,0 +1,90 @@
+"""Every error that `engine` raises on purpose, and the words that errors share.
+
+The tree::
+
+    EngineError
+    ├── UsageError (ValueError)            a command or call that cannot be meant; exit code 2
+    ├── ConfigError (ValueError)           a key, type or value of a configuration; exit code 3
+    │   ├── EnvError                       an environment that is unknown or cannot be used; exit code 3
+    │   └── MissingExtra (ImportError)     a package of an optional extra is not installed; exit code 3
+    ├── TreeError (TypeError)              data that cannot become a tree of tensors
+    ├── MiddlewareError (TypeError)        a middleware that breaks its contract
+    ├── ConflictError                      two members that write one field or hold one stateful object
+    ├── UnknownField (AttributeError)      a ctx field that nobody wrote
+    ├── UnknownName (LookupError)          a middleware, event or handler that does not exist
+    ├── StateError                         state that cannot be saved, loaded or named
+    ├── DeadlineExceeded (TimeoutError)    a wait that ran past its timeout
+    └── Finishing                          an unbounded wait that ended because the task is finishing
+
+An error that leaves a middleware keeps its own type and gains a note that names the
+middleware, the iteration and the role.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EngineError(Exception):
+    """The root: `except EngineError` catches whatever `engine` itself raises."""
+
+    exit_code = 1
+
+
+class UsageError(EngineError, ValueError):
+    """A command or call that cannot be meant as it was written."""
+
+    exit_code = 2
+
+
+class ConfigError(EngineError, ValueError):
+    """A configuration key, type or value that is not accepted."""
+
+    exit_code = 3
+
+
+class EnvError(ConfigError):
+    """An environment that is unknown, misbehaves, or has spaces nobody can learn on."""
+
+
+class MissingExtra(ConfigError, ImportError):
+    """A package of an optional extra is needed and absent."""
+
+
+class TreeError(EngineError, TypeError):
+    """Data that cannot become, or is not, a tree of tensors."""
+
+
+class MiddlewareError(EngineError, TypeError):
+    """A middleware that breaks its contract: a second yield, a returned value, no callable."""
+
+
+class ConflictError(EngineError):
+    """Two members that write one field or hold one object that changes."""
+
+
+class UnknownField(EngineError, AttributeError):
+    """A field of ctx was read that nobody wrote."""
+
+
+class UnknownName(EngineError, LookupError):
+    """A middleware, event or handler was named that does not exist."""
+
+
+class StateError(EngineError):
+    """State that cannot be saved, loaded or named."""
+
+
+class DeadlineExceeded(EngineError, TimeoutError):
+    """A wait that ran past its timeout."""
+
+
+class Finishing(EngineError):
+    """Ends an unbounded wait of a task that is finishing; nothing was changed by the wait."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest of `known`, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""

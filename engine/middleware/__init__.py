@@ -1,0 +1,1 @@
+"""Class-style middleware: the crew."""

@@ -1,0 +1,1 @@
+"""Function-style middleware: closures that do one thing."""

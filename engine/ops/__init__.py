@@ -1,0 +1,1 @@
+"""Pure functions over arrays of any library."""

@@ -1,0 +1,1 @@
+"""One file an algorithm: a config, act(), learn(), actor()."""

@@ -1,0 +1,1 @@
+"""What a run consists of: the object graph, walked and named."""

@@ -1,0 +1,137 @@
+"""The treetensor boundary: the one file that imports it, and only inside functions.
+
+A tree holds one batch: named tensors, nested to any depth, that share their first
+dimensions.  Trees are built from treevalue's storage: building one straight from a
+dict prints every leaf (milliseconds each, and a device sync on CUDA).
+
+A trap these functions exist for: `len(tree)` counts keys and iterating gives keys, so the
+number of rows is `batch_size(tree)`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from engine.errors import TreeError
+
+
+@cache
+def _treetensor() -> Any:
+    """Import treetensor, quiet about what it imports, and return (module, storage builder)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*_register_pytree_node.*")
+        warnings.filterwarnings("ignore", message=r".*numpy\.core.*")
+        import treetensor.torch as treetensor
+        from treevalue.tree.common import create_storage
+    return treetensor, create_storage
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    treetensor, _ = _treetensor()
+    return frozenset(name for name in dir(treetensor.Tensor) if not name.startswith("__"))
+
+
+def _leaf(value: Any, path: str) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TreeError(
+            f"{path or 'the root'} holds {type(value).__name__}, which is no tensor, array or number: {error}"
+        ) from None
+
+
+def _checked(data: Mapping[str, Any], path: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        where = f"{path}.{key}" if path else str(key)
+        if not isinstance(key, str):
+            raise TreeError(f"{where} is named by {type(key).__name__}; names in a tree are strings")
+        if key in _reserved():
+            raise TreeError(f"{where}: the name {key!r} would hide a method of the tree; rename it")
+        out[key] = _checked(value, where) if isinstance(value, Mapping) else _leaf(value, where)
+    return out
+
+
+def as_tree(data: Any) -> Any:
+    """Return `data` as a TreeTensor (nested mappings) or as a tensor (anything else).
+
+    Leaves are held by reference: torch tensors as they are, numpy arrays through shared
+    memory.  Raises `TreeError` for keys that hide methods and leaves that are no numbers.
+    """
+    if is_tree(data):
+        return data
+    if not isinstance(data, Mapping):
+        return _leaf(data, "")
+    treetensor, create_storage = _treetensor()
+    return treetensor.Tensor(create_storage(_checked(data, "")))
+
+
+def is_tree(data: Any) -> bool:
+    """Whether `data` is a TreeTensor."""
+    kind = type(data)
+    # The module is asked by name so that plain tensors never pay for the import.
+    return kind.__module__.startswith("treetensor.") and isinstance(data, _treetensor()[0].Tensor)
+
+
+def plain(tree: Any) -> Any:
+    """Return a tree as nested dicts of tensors (what may be saved); a tensor as it is."""
+    return tree.json() if is_tree(tree) else tree
+
+
+def _first_leaf(data: Any) -> Any:
+    while isinstance(data, Mapping):
+        if not data:
+            raise TreeError("an empty tree has no rows")
+        data = next(iter(data.values()))
+    return data
+
+
+def batch_size(data: Any) -> int:
+    """Return the number of rows: the length of the first dimension of every leaf."""
+    return int(_first_leaf(plain(data)).shape[0])
+
+
+def map(function: Callable[..., Any], data: Any, *more: Any) -> Any:
+    """Apply `function` to every leaf of trees, or nested dicts, of one structure.
+
+    Returns what the first one is: a tree for a tree, dicts for dicts, a leaf for a leaf.
+    """
+    if is_tree(data):
+        return as_tree(map(function, plain(data), *(plain(other) for other in more)))
+    if isinstance(data, Mapping):
+        for other in more:
+            if not isinstance(other, Mapping) or other.keys() != data.keys():
+                names = sorted(other) if isinstance(other, Mapping) else type(other).__name__
+                raise TreeError(f"trees differ: {sorted(data)} against {names}")
+        return {key: map(function, value, *(other[key] for other in more)) for key, value in data.items()}
+    return function(data, *more)
+
+
+def stack(items: Sequence[Any]) -> Any:
+    """Stack trees, or nested dicts of numpy arrays or tensors, along a new first dimension."""
+    if not items:
+        raise TreeError("nothing to stack: the sequence is empty")
+
+    def join(*leaves: Any) -> Any:
+        import torch
+
+        if isinstance(leaves[0], torch.Tensor):
+            return torch.stack(leaves)
+        import numpy as np
+
+        return np.stack(leaves)
+
+    return map(join, items[0], *items[1:])
+
+
+def split(data: Any) -> list[Any]:
+    """Return the rows of a tree, or of nested dicts, one by one: the inverse of `stack`."""
+    return [map(lambda leaf, row=row: leaf[row], data) for row in range(batch_size(data))]
