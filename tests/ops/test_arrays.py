@@ -124,6 +124,25 @@ def test_a_library_of_the_standard_that_is_not_in_the_table_works() -> None:
     np.testing.assert_allclose(np.asarray(xp.max(x, axis=1)), X.max(axis=1))
 
 
+class Foreign:
+    """An array of a library that the table has never heard of."""
+
+    def __array_namespace__(self, api_version: str | None = None) -> type:
+        return Library
+
+
+class Library:
+    exp = staticmethod(lambda x: "exp of the library")
+
+
+def test_an_unknown_type_is_asked_for_its_own_namespace() -> None:
+    xp = namespace(Foreign())
+    assert xp.exp(None) == "exp of the library"
+    assert namespace(Foreign()) is xp
+    with pytest.raises(AttributeError, match="'tanh' in the namespace of Library"):
+        xp.tanh  # noqa: B018
+
+
 def test_importing_ops_imports_no_torch() -> None:
     code = "import engine.ops.arrays, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
