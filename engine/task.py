@@ -1,0 +1,420 @@
+"""The Task: runs a list of middleware again and again, and owns what that takes.
+
+It knows nothing of reinforcement learning.  It starts nothing until entered, and leaving
+the block closes what it was given to own, whatever happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import inspect
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from engine import pipeline
+from engine.bus.bus import Bus, Handler
+from engine.context import Context, next_context
+from engine.errors import ConflictError, Finishing, UnknownName, UsageError, did_you_mean
+from engine.executor import Executor, InOrder
+from engine.pipeline import Compiler, Hooks, Node, Run, Timing
+from engine.state import graph as state_graph
+
+
+class Task:
+    """Runs middleware in order, iteration after iteration.
+
+    ``ctx`` is the first context (default: a plain `Context`), ``role`` is named in errors,
+    ``bus`` carries events (default: one in memory, of this task alone).
+
+    Use it as a context manager, or, where a block is in the way (a notebook), between
+    `open` and `close`.
+    """
+
+    def __init__(
+        self,
+        ctx: Any = None,
+        *,
+        role: str = "main",
+        bus: Bus | None = None,
+        async_mode: bool = False,
+    ) -> None:
+        if ctx is not None and not isinstance(ctx, Context):
+            shown = getattr(ctx, "__name__", type(ctx).__name__)
+            raise UsageError(f"Task takes a context such as OnlineContext(), not {shown}")
+        if async_mode:
+            raise UsageError(
+                "async_mode=True: the overlapped mode is not built yet; leave it out to run in order"
+            )
+        self.ctx: Context = Context() if ctx is None else ctx
+        self.role = role
+        self.bus = Bus() if bus is None else bus
+        self.attention = False
+        self._executor: Executor = InOrder()
+        self._members: dict[str, Any] = {}
+        self._taken: set[str] = set()
+        self._hooks: list[tuple[str, str, Callable[[Any], Any]]] = []
+        self._timings: dict[str, Timing] | None = None
+        self._clock: Callable[[], float] = time.perf_counter
+        self._compiled: Run | None = None
+        self._owned: list[Any] = []
+        self._finish_reason: str | None = None
+        self._entered = False
+        self._running = False
+        self._fresh = True  # ctx has not been run yet
+
+    # --- building -----------------------------------------------------------------------
+
+    def use(self, *middleware: Any, name: str | None = None) -> Self:
+        """Append middleware; return the task, so that calls chain.
+
+        One middleware takes `name` as its own; several under one name become one serial
+        group of that name.  While the task runs, the change waits for the next boundary.
+        """
+        if not middleware:
+            raise UsageError("use() needs at least one middleware")
+        if name is not None:
+            pipeline.check_name(name)
+        members = list(middleware)
+        if name is not None and len(members) > 1:
+            members = [pipeline.serial(*members, name=name)]
+        for member in members:
+            self._members[self._new_name(member, name)] = member
+        self._altered()
+        return self
+
+    def insert(
+        self, middleware: Any, *, before: str | None = None, after: str | None = None, name: str | None = None
+    ) -> Self:
+        """Insert a middleware `before` or `after` the one of that name, from the next boundary on."""
+        if (before is None) == (after is None):
+            raise UsageError("insert takes either before= or after=, the name of a middleware")
+        place = self._place(before if before is not None else after or "") + (after is not None)
+        members = list(self._members.items())
+        members.insert(place, (self._new_name(middleware, name), middleware))
+        self._members = dict(members)
+        self._altered()
+        return self
+
+    def replace(self, name: str, middleware: Any) -> Self:
+        """Put another middleware in the place, and under the name, of `name`, from the next boundary on."""
+        self._place(name)
+        self._members = {
+            label: pipeline.check(middleware) if label == name else member
+            for label, member in self._members.items()
+        }
+        self._altered()
+        return self
+
+    def remove(self, name: str) -> Self:
+        """Take a middleware out, from the next boundary on; its name is not given again."""
+        self._place(name)
+        self._members = {label: member for label, member in self._members.items() if label != name}
+        self._altered()
+        return self
+
+    def before(self, name: str, hook: Callable[[Any], Any]) -> Self:
+        """Call ``hook(ctx)`` before the first half of `name`, a full name or a pattern (``collector.*``)."""
+        return self._hook("before", name, hook)
+
+    def after(self, name: str, hook: Callable[[Any], Any]) -> Self:
+        """Call ``hook(ctx)`` after the first half of `name`, a full name or a pattern."""
+        return self._hook("after", name, hook)
+
+    def around(self, wrapper: Callable[[Any], Iterator[None]], name: str = "*") -> Self:
+        """Run the one-yield `wrapper` of ctx around each half of every middleware that `name` matches.
+
+        ``ctx.running`` tells the wrapper which middleware it surrounds.
+        """
+        if not inspect.isgeneratorfunction(wrapper):
+            raise UsageError("around takes a function of ctx that yields once")
+        return self._hook("around", name, wrapper)
+
+    def measure(self, clock: Callable[[], float] = time.perf_counter) -> Self:
+        """Record what every middleware costs in `timings`, from the next boundary on."""
+        if self._timings is None:
+            self._timings = {}
+        self._clock = clock
+        self._altered()
+        return self
+
+    def own(self, *resources: Any) -> Self:
+        """Close `resources` (anything with ``close()``) when the task closes, the last one first."""
+        for resource in resources:
+            if not callable(getattr(resource, "close", None)):
+                raise UsageError(f"own takes things that have close(), not {type(resource).__name__}")
+            self._owned.append(resource)
+        return self
+
+    # --- looking ------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the middleware that were used, in order."""
+        return list(self._members)
+
+    @property
+    def timings(self) -> dict[str, Timing]:
+        """What each middleware cost so far, by full name; empty unless `measure` was called."""
+        return dict(self._timings or {})
+
+    def graph(self) -> list[Node]:
+        """Return the pipeline as a picture shows it: nested nodes with names, kinds and docs."""
+        return [pipeline.describe(member, name) for name, member in self._members.items()]
+
+    def holdings(self) -> list[state_graph.Found]:
+        """Return every object that can change and that the middleware hold, each with its path."""
+        return state_graph.walk(self._members)
+
+    # --- finishing ----------------------------------------------------------------------
+
+    @property
+    def finish(self) -> bool:
+        """Whether the task is finishing; set it to True to end after the iterations in flight."""
+        return self._finish_reason is not None
+
+    @finish.setter
+    def finish(self, value: bool) -> None:
+        if value:
+            self.request_finish("task.finish was set")
+        else:
+            self._finish_reason = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the task finishes or finished before its steps were done; None if nobody asked."""
+        return self._finish_reason
+
+    def request_finish(self, reason: str) -> None:
+        """Ask for the end after the iterations in flight; the first reason stands."""
+        if self._finish_reason is None:
+            self._finish_reason = reason
+        self.attention = True
+        self.bus.wake()
+
+    # --- events -------------------------------------------------------------------------
+
+    def on(self, event: str, handler: Handler) -> Handler:
+        """Call ``handler`` at the boundary after each `emit` of `event`, on the thread that runs the task."""
+        return self.bus.on(event, handler)
+
+    def once(self, event: str, handler: Handler) -> Handler:
+        """Like `on`, for the next occurrence only."""
+        return self.bus.once(event, handler)
+
+    def off(self, event: str, handler: Handler | None = None) -> None:
+        """Take a handler off an event, or all of them."""
+        self.bus.off(event, handler)
+
+    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Queue an event; its handlers run at the next boundary.  Allowed from any thread."""
+        self.bus.emit(event, *args, **kwargs)
+
+    def wait_for(self, event: str, *, timeout: float | None = 30.0) -> Any:
+        """Wait for an event (see `Bus.wait_for`); with ``timeout=None``, until the task is finishing."""
+        return self.bus.wait_for(event, timeout=timeout)
+
+    # --- running ------------------------------------------------------------------------
+
+    def open(self) -> Self:
+        """Enter the task without a block; pair it with `close`."""
+        if self._entered:
+            raise UsageError("the task is open already")
+        self.bus.attach(finishing=lambda: self.finish, notify=self._look)
+        self._entered = True
+        return self
+
+    def close(self) -> None:
+        """Close everything the task owns; every close is tried, then the first error is raised."""
+        if self._entered:
+            self.bus.detach()
+        self._entered = False
+        errors: list[BaseException] = []
+        while self._owned:
+            resource = self._owned.pop()
+            try:
+                resource.close()
+            except BaseException as error:
+                error.add_note(f"raised while closing {type(resource).__name__}, owned by the task")
+                errors.append(error)
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"closing something else raised {type(other).__name__}: {other}")
+            raise errors[0]
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as closing:
+            if error is None:
+                raise
+            error.add_note(f"then closing the task raised {type(closing).__name__}: {closing}")
+
+    def run(self, max_step: int | None = None) -> Context:
+        """Run `max_step` iterations (None: until finished) and return the last context.
+
+        May be called again and goes on: kept fields and ``ctx.total_step`` continue.  The
+        first Ctrl-C ends it after the iteration under way, and a further call goes on; the
+        second raises KeyboardInterrupt at once.  An error of a middleware or a handler
+        reaches the caller with its own type and a note that says where it happened.
+        """
+        steps = _checked_steps(max_step)
+        if not self._entered:
+            raise UsageError(
+                "the task is not open: run it inside `with task:` (or between open() and close())"
+            )
+        if self._running:
+            raise UsageError("the task is running already; run it from one place at a time")
+        if steps is None and not self._members:
+            raise UsageError("nothing to run: use(...) a middleware first, or give max_step")
+        self._finish_reason = None
+        self._running = True
+        try:
+            with self._signals():
+                self._start(steps)
+        finally:
+            self._running = False
+        return self.ctx
+
+    def boundary(self) -> Run | None:
+        """Do what waits for a boundary: deliver events, make alterations; return what runs next."""
+        self.attention = False
+        if self.bus.pending:
+            try:
+                self.bus.deliver()
+            except Exception as error:
+                error.add_note(f"delivered after iteration {self.ctx.total_step - 1}, role {self.role!r}")
+                raise
+            self.attention = self.bus.pending
+        if self.finish:
+            return None
+        return self._line()
+
+    def _start(self, steps: int | None) -> None:
+        if steps == 0:
+            return
+        if not self._fresh:
+            self.ctx = next_context(self.ctx)
+        self._fresh = False
+        self.ctx.__dict__["_task"] = self
+        run = self.boundary()
+        if run is None:
+            return
+        try:
+            self._executor.run(self, run, steps)
+        except Finishing:
+            if not self.finish:  # raised by somebody else, for another reason
+                raise
+
+    def _line(self) -> Run:
+        """Return the compiled pipeline, made anew after an alteration."""
+        if self._compiled is None:
+            self._check_parallel()
+            compiler = Compiler(self._hooks_of if self._hooks or self._timings is not None else None)
+            self._compiled = compiler.chain(tuple(self._members.values()), tuple(self._members))
+            self.ctx.__dict__["_runners"] = compiler.runners
+        return self._compiled
+
+    def _check_parallel(self) -> None:
+        """Refuse two members of one `parallel` that hold one object that changes."""
+        for name, member in pipeline.named_members(self._members):
+            if isinstance(member, pipeline.Parallel):
+                roots = {
+                    f"{name}.{label}": one for label, one in zip(member.names, member.members, strict=True)
+                }
+                for found, owners in state_graph.shared(roots):
+                    raise ConflictError(
+                        f"{owners[0]!r} and {owners[1]!r} run in parallel and both hold "
+                        f"{type(found.value).__name__} ({found.path}), which changes; give each its own, "
+                        "or run them one after the other with serial(...)"
+                    )
+
+    def _new_name(self, member: Any, name: str | None) -> str:
+        pipeline.check(member)
+        if name is not None and pipeline.check_name(name) in self._taken:
+            raise UsageError(f"a middleware is named {name!r} already; names are unique and never change")
+        return pipeline.unique(name or pipeline.name_of(member), self._taken)
+
+    def _place(self, name: str) -> int:
+        if name not in self._members:
+            nested = name.partition(".")[0] in self._members and "." in name
+            hint = (
+                f"; {name.partition('.')[0]!r} can be altered as a whole"
+                if nested
+                else did_you_mean(name, self._members)
+                or f"; there are {', '.join(self._members) or 'none yet'}"
+            )
+            raise UnknownName(f"no middleware is named {name!r}{hint}")
+        return list(self._members).index(name)
+
+    def _look(self) -> None:
+        self.attention = True
+
+    def _altered(self) -> None:
+        self._compiled = None
+        self.attention = True
+
+    def _hook(self, kind: str, name: str, hook: Callable[[Any], Any]) -> Self:
+        if not callable(hook):
+            raise UsageError(f"{kind} takes a function of ctx, not {type(hook).__name__}")
+        if kind != "around" and inspect.isgeneratorfunction(hook):
+            raise UsageError(f"{kind} takes a plain function of ctx; use around(...) for one that yields")
+        known = [full for full, _ in pipeline.named_members(self._members)]
+        if not any(wild in name for wild in "*?[") and name not in known:
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none yet'}"
+            raise UnknownName(f"no middleware is named {name!r}{hint}")
+        self._hooks.append((kind, name, hook))
+        self._altered()
+        return self
+
+    def _hooks_of(self, name: str) -> Hooks:
+        hooks = Hooks()
+        for kind, pattern, hook in self._hooks:
+            if name == pattern or fnmatch.fnmatchcase(name, pattern):
+                getattr(hooks, kind).append(hook)
+        if self._timings is not None:
+            hooks.timing, hooks.clock = self._timings.setdefault(name, Timing()), self._clock
+        return hooks
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn the first Ctrl-C into a request to finish, on the main thread only; restored on exit."""
+        before = (
+            signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+        )
+        if before is None or before is signal.SIG_IGN:
+            yield
+            return
+        asked = False
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            nonlocal asked
+            if asked:
+                raise KeyboardInterrupt
+            asked = True
+            self.request_finish("interrupted")
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _checked_steps(max_step: Any) -> int | None:
+    if max_step is None:
+        return None
+    if isinstance(max_step, bool) or not hasattr(max_step, "__index__"):
+        raise UsageError(f"max_step counts iterations: a whole number or None, not {max_step!r}")
+    if max_step < 0:
+        raise UsageError(f"max_step counts iterations: at least 0, not {max_step}")
+    return int(max_step)

@@ -1,0 +1,128 @@
+"""The walk: what middleware hold, by path."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from engine.state.graph import shared, walk
+
+HISTORY: list[int] = []
+
+
+def paths(**roots: Any) -> dict[str, str]:
+    return {found.path: found.kind for found in walk(roots)}
+
+
+class Counter:
+    def __init__(self, start: int, tags: tuple[str, ...] = ()) -> None:
+        self.start = start
+        self.tags = tags
+        self.count = start
+
+    def __call__(self, ctx: Any) -> None:
+        self.count += 1
+
+
+def closure(buffer: Any) -> Any:
+    def inner(ctx: Any) -> None:
+        buffer.append(1)
+
+    return inner
+
+
+def test_closures_attributes_containers_and_defaults_are_walked() -> None:
+    def with_default(ctx: Any, memory: list[int] = [1]) -> None: ...  # noqa: B006
+
+    assert paths(push=closure([])) == {"push.buffer": "data"}
+    assert paths(count=Counter(1)) == {"count": "data"}
+    assert paths(take=with_default) == {"take.memory": "data"}
+    nested = closure({"a": [np.zeros(2)]})
+    assert paths(push=nested) == {
+        "push.buffer": "data",
+        "push.buffer['a']": "data",
+        "push.buffer['a'][0]": "data",
+    }
+
+
+def test_partials_bound_methods_and_slots_are_walked() -> None:
+    class Slotted:
+        __slots__ = ("rows",)
+
+        def __init__(self) -> None:
+            self.rows: list[int] = []
+
+        def step(self, ctx: Any) -> None: ...
+
+    slotted = Slotted()
+    assert paths(step=slotted.step) == {"step": "data", "step.rows": "data"}
+    assert paths(part=functools.partial(print, [1], end=[2])) == {"part[0]": "data", "part.end": "data"}
+
+
+def test_globals_that_the_users_code_names_are_walked() -> None:
+    def remember(ctx: Any) -> None:
+        HISTORY.append(1)
+
+    assert paths(remember=remember) == {"remember.HISTORY": "data"}
+
+
+def test_an_object_is_listed_once_with_aliases_and_cycles_end() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    found = walk({"a": closure(loop), "b": closure(loop)})
+    assert [one.path for one in found] == ["a.buffer"]
+    assert set(found[0].aliases) == {"b.buffer", "a.buffer[0]"}
+
+
+def test_what_offers_state_ends_the_walk() -> None:
+    net = torch.nn.Linear(2, 2)
+    assert paths(train=closure(net)) == {"train.buffer": "stateful"}
+
+
+def test_what_is_configured_and_frozen_does_not_change() -> None:
+    @dataclass(frozen=True)
+    class Config:
+        rate: float = 0.1
+
+    class Plain:
+        def __init__(self, config: Config) -> None:
+            self.config = config
+
+        def __call__(self, ctx: Any) -> None: ...
+
+    assert paths(plain=Plain(Config())) == {}
+
+
+def test_generators_are_data_and_locks_are_opaque() -> None:
+    assert paths(draw=closure(np.random.default_rng(0))) == {"draw.buffer": "data"}
+    assert paths(draw=closure(torch.Generator())) == {"draw.buffer": "data"}
+    assert paths(lock=closure(threading.Lock())) == {"lock.buffer": "opaque"}
+
+
+def test_transient_leaves_out_what_it_names() -> None:
+    class Partly:
+        transient: ClassVar[tuple[str, ...]] = ("cache",)
+
+        def __init__(self) -> None:
+            self.cache, self.kept = [1], [2]
+
+    class Wholly:
+        transient = True
+
+        def __init__(self) -> None:
+            self.cache = [1]
+
+    assert set(paths(x=closure(Partly()))) == {"x.buffer", "x.buffer.kept"}
+    assert paths(x=closure(Wholly())) == {}
+
+
+def test_shared_names_the_roots_that_reach_one_object() -> None:
+    rows: list[int] = []
+    found = shared({"a": closure(rows), "b": closure([]), "c": closure(OrderedDict(x=rows))})
+    assert [(one.value is rows, names) for one, names in found] == [(True, ["a", "c"])]
