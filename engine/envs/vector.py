@@ -1,0 +1,332 @@
+"""One face over gymnasium's vector environments that hides how they reset.
+
+gymnasium resets ended environments in one of three ways (`AutoresetMode`):
+
+- NEXT_STEP: the call after an end ignores the action and returns the first observation;
+  that row is no transition, here ``valid`` is False for it.
+- SAME_STEP: the call that ends an episode already returns the next first observation; the
+  true last one stands in ``info["final_obs"]``.
+- DISABLED: the caller resets with a mask.
+
+In all three, the valid rows are the same transitions with the true final observation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
+
+from engine import seeding
+from engine.envs.process import ProcessVectorEnv
+from engine.envs.spaces import (
+    check_action_space,
+    check_observation_space,
+    named,
+    non_finite_row,
+    replace_rows,
+    to_arrays,
+    write_row,
+)
+from engine.errors import EnvError
+from engine.types import Arrays
+
+_BLAME = "raised by environment "
+
+
+def blame(error: BaseException, name: str, index: int | None = None) -> None:
+    """Note on an error which environment raised it, unless a more precise note is there."""
+    if not any(note.startswith(_BLAME) for note in getattr(error, "__notes__", ())):
+        error.add_note(f"{_BLAME}{name}" + (f", index {index}" if index is not None else ""))
+
+
+@dataclass(slots=True, frozen=True)
+class Episode:
+    """One finished episode."""
+
+    index: int
+    """The environment that played it, 0 <= index < num_envs."""
+    id: int
+    """Its number in order of start over all environments."""
+    seed: int | None
+    """What its environment was reset with; None where gymnasium resets without one."""
+    return_: float
+    """Undiscounted sum of rewards, summed in float64."""
+    length: int
+    """Number of transitions."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one action in each of B environments led to; the arrays are the caller's own."""
+
+    obs: Arrays
+    """(B, ...) to act on next: where an episode ended, the first of the next one (NEXT_STEP: the last)."""
+    reward: np.ndarray[Any, Any]
+    """(B,) float32."""
+    terminated: np.ndarray[Any, Any]
+    """(B,) bool: the episode reached an end of its own, nothing follows."""
+    truncated: np.ndarray[Any, Any]
+    """(B,) bool: the episode was cut off; False where terminated is True."""
+    next_obs: Arrays
+    """(B, ...) the true observation after the action; the same object as `obs` when nothing ended."""
+    valid: np.ndarray[Any, Any] | None
+    """(B,) bool, False for rows that are no transitions; None when all are."""
+    episodes: tuple[Episode, ...]
+    """Episodes that ended in this step, by index."""
+
+
+class VectorEnv:
+    """Steps B environments and yields true transitions, whatever vector environment is underneath.
+
+    `env` is any `gymnasium.vector.VectorEnv`; its autoreset mode is read from its metadata.
+    Discrete actions are counted from 0 (the `start` of the space is added here), Box actions
+    are clipped to the bounds.  Raises `EnvError` for spaces that are not supported, for
+    observations and rewards that are not finite, and for actions of a wrong shape.
+    """
+
+    def __init__(self, env: Any, *, seed: int = 0, role: str = "main", name: str | None = None) -> None:
+        if not isinstance(env, GymVectorEnv):
+            raise EnvError(
+                f"expected a gymnasium.vector.VectorEnv, got {type(env).__name__}; "
+                "make_env(id_or_class, num_envs=1) makes one"
+            )
+        self.env: Any = env
+        self.name = name or (env.spec.id if env.spec else type(env.unwrapped).__name__)
+        self.num_envs: int = env.num_envs
+        self.seed = seed
+        self.role = role
+        self.closed = False
+        self._mode = _autoreset_mode(env, self.name)
+        check_observation_space(env.single_observation_space, self.name)
+        check_action_space(env.single_action_space, self.name)
+        self.single_observation_space: Any = named(env.single_observation_space)
+        """The space of one row of observations; Tuple spaces are Dict spaces here."""
+        self.single_action_space: Any = env.single_action_space
+        self._raw_space: Any = env.single_observation_space
+        self._is_leaf = not isinstance(self._raw_space, (spaces.Dict, spaces.Tuple))
+        self._seeds_each = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv, ProcessVectorEnv))
+        self._seeds_episodes = self._seeds_each and self._mode is AutoresetMode.DISABLED
+        self.episodes_seeded = (
+            "every episode has a seed of its own: the same episodes whatever num_envs is"
+            if self._seeds_episodes
+            else f"seeded once, at reset: the same episodes for num_envs={self.num_envs} only"
+        )
+        self._set_up_actions()
+        self._obs: Arrays | None = None
+        self._next_episode = 0
+        self._ids = [0] * self.num_envs
+        self._episode_seeds: list[int | None] = [None] * self.num_envs
+        self._returns = np.zeros(self.num_envs, np.float64)
+        self._steps = 0
+        self._starts = [0] * self.num_envs
+        self._dummy: np.ndarray[Any, Any] | None = None
+
+    def _set_up_actions(self) -> None:
+        space = self.single_action_space
+        self._action_shape: tuple[int, ...] = (self.num_envs, *space.shape)
+        self._action_dtype = np.dtype(np.int64) if isinstance(space, spaces.Discrete) else space.dtype
+        self._bounds: tuple[Any, Any] | None = None
+        self._start: Any = None
+        if isinstance(space, spaces.Box):
+            if np.isfinite(space.low).any() or np.isfinite(space.high).any():
+                self._bounds = space.low, space.high
+        elif not isinstance(space, spaces.MultiBinary) and np.any(space.start):
+            self._start = space.start
+
+    @property
+    def obs(self) -> Arrays:
+        """(B, ...) observations to act on next; resets when that has not been done."""
+        return self.reset() if self._obs is None else self._obs
+
+    @property
+    def render_fps(self) -> int:
+        """Frames per second that the environment asks for; 30 where it does not."""
+        return int(self.env.metadata.get("render_fps") or 30)
+
+    def reset(self, *, episode: int | None = None) -> Arrays:
+        """Start a new episode in every environment and return the first observations (B, ...).
+
+        Running episodes are abandoned.  `episode` numbers the first new one; by default the
+        count goes on.  The same number gives the same episodes (see `episodes_seeded`).
+        """
+        self._check_open()
+        if episode is not None:
+            self._next_episode = episode
+        for index in range(self.num_envs):
+            self._start_episode(index)
+        first = self._ids[0]
+        seeds = [self._seed_of(first + index) for index in range(self.num_envs)]
+        self._returns[:] = 0.0
+        self._starts = [self._steps] * self.num_envs
+        self._dummy = None
+        try:
+            raw, _ = self.env.reset(seed=seeds if self._seeds_each else seeds[0])
+        except Exception as error:
+            blame(error, self.name)
+            raise
+        self._obs = self._read(raw)
+        return self._obs
+
+    def step(self, action: Any) -> Step:
+        """Act in every environment; `action` is (B, ...) of the action space, Discrete counted from 0."""
+        if self._obs is None or self.closed:
+            self._check_open()
+            raise EnvError(f"{self.name} was not reset: call reset() before the first step")
+        try:
+            raw, reward, terminated, truncated, info = self.env.step(self._to_env(action))
+        except Exception as error:
+            blame(error, self.name)
+            raise
+        self._steps += 1
+        # Copies throughout: environments may write the next step into the same buffers.
+        obs = self._read(raw)
+        self._returns += reward
+        reward = np.array(reward, np.float32)
+        if np.count_nonzero(np.isfinite(reward)) != self.num_envs:
+            index = int(np.argmin(np.isfinite(reward)))
+            raise EnvError(f"{self.name} gave the reward {reward[index]} in environment {index}")
+        terminated = np.array(terminated, np.bool_)
+        truncated = np.array(truncated, np.bool_)
+        if self._dummy is None and not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
+            self._obs = obs
+            return Step(obs, reward, terminated, truncated, obs, None, ())
+        return self._end(obs, reward, terminated, truncated, info)
+
+    def render(self) -> list[Any]:
+        """Return one frame (height, width, 3) of each environment made with render_mode="rgb_array"."""
+        self._check_open()
+        if self.env.render_mode is None:
+            raise EnvError(f'{self.name} was made without render_mode="rgb_array" and cannot be drawn')
+        return list(self.env.render())
+
+    def close(self) -> None:
+        """Release what the environments hold; may be called again."""
+        if not self.closed:
+            self.closed = True
+            self.env.close()
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"VectorEnv({self.name}, num_envs={self.num_envs}, {type(self.env.unwrapped).__name__})"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EnvError(f"{self.name} is closed")
+
+    def _start_episode(self, index: int) -> None:
+        """Number the next episode, which environment `index` plays."""
+        self._ids[index] = self._next_episode
+        self._next_episode += 1
+        if self._seeds_episodes:
+            self._episode_seeds[index] = self._seed_of(self._ids[index])
+
+    def _seed_of(self, episode: int) -> int:
+        return seeding.integer(self.seed, "episode", episode, role=self.role)
+
+    def _to_env(self, action: Any) -> Any:
+        action = np.asarray(action, self._action_dtype)
+        if action.shape != self._action_shape:
+            raise EnvError(f"{self.name} takes actions of shape {self._action_shape}, got {action.shape}")
+        if self._bounds is not None:
+            low, high = self._bounds
+            return np.minimum(np.maximum(action, low), high)  # twice as quick as np.clip
+        return action if self._start is None else action + self._start
+
+    def _read(self, raw: Any) -> Arrays:
+        obs = np.array(raw) if self._is_leaf else to_arrays(self._raw_space, raw)
+        return self._finite(obs)
+
+    def _finite(self, obs: Arrays) -> Arrays:
+        bad = non_finite_row(obs)
+        if bad:
+            what = f"observation {bad[1]}".rstrip()
+            raise EnvError(f"{self.name} gave an {what} that is not finite in environment {bad[0]}")
+        return obs
+
+    def _end(
+        self,
+        obs: Arrays,
+        reward: np.ndarray[Any, Any],
+        terminated: np.ndarray[Any, Any],
+        truncated: np.ndarray[Any, Any],
+        info: dict[str, Any],
+    ) -> Step:
+        """The step where an episode ended in this call, or (NEXT_STEP) in the one before."""
+        valid = None
+        if self._dummy is not None:
+            valid = ~self._dummy
+            reward[self._dummy] = 0.0
+            self._returns[self._dummy] = 0.0
+            terminated &= valid
+            truncated &= valid
+            self._dummy = None
+        done = terminated | truncated
+        truncated &= ~terminated
+        ended = np.flatnonzero(done).tolist()
+        next_obs = obs
+        if ended and self._mode is AutoresetMode.SAME_STEP:
+            next_obs = self._with_final(obs, info, ended)
+        episodes = tuple(
+            Episode(
+                i,
+                self._ids[i],
+                self._episode_seeds[i],
+                float(self._returns[i]),
+                self._steps - self._starts[i],
+            )
+            for i in ended
+        )
+        for index in ended:
+            self._start_episode(index)
+            self._returns[index] = 0.0
+            self._starts[index] = self._steps + (self._mode is AutoresetMode.NEXT_STEP)
+        if ended and self._mode is AutoresetMode.NEXT_STEP:
+            self._dummy = done
+        if ended and self._mode is AutoresetMode.DISABLED:
+            obs = self._reset_rows(obs, done)
+        self._obs = obs
+        return Step(obs, reward, terminated, truncated, next_obs, valid, episodes)
+
+    def _reset_rows(self, obs: Arrays, done: np.ndarray[Any, Any]) -> Arrays:
+        seed = list(self._episode_seeds) if self._seeds_episodes else None
+        try:
+            first, _ = self.env.reset(seed=seed, options={"reset_mask": done.copy()})
+        except Exception as error:
+            blame(error, self.name)
+            raise
+        # Only the rows that were reset: a wrapper may have changed the others a second time.
+        return replace_rows(obs, done, self._read(first))
+
+    def _with_final(self, obs: Arrays, info: dict[str, Any], ended: list[int]) -> Arrays:
+        if "final_obs" not in info:
+            raise EnvError(f"{self.name} resets in the same step but gives no info['final_obs']")
+        final = info["final_obs"]
+        rows = np.zeros(self.num_envs, np.bool_)
+        if not (isinstance(final, np.ndarray) and final.dtype.kind == "O"):
+            rows[ended] = True  # native classes batch it as they batch observations
+            return self._finite(replace_rows(obs, rows, to_arrays(self._raw_space, final)))
+        next_obs = replace_rows(obs, rows, obs)
+        for index in ended:
+            write_row(self._raw_space, next_obs, index, final[index])
+        return self._finite(next_obs)
+
+
+def _autoreset_mode(env: Any, name: str) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        raise EnvError(
+            f"{name} does not say how it resets: metadata['autoreset_mode'] is {mode!r}, "
+            "expected a gymnasium.vector.AutoresetMode"
+        ) from None

@@ -1,0 +1,76 @@
+"""What runs in the process of one environment: obey requests from stdin, reply on the old stdout.
+
+A request is a pickled ``(command, argument)``; a reply is ``("ok", value)`` or
+``("error", exception or None, summary, traceback)``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+
+def _failure(error: BaseException) -> tuple[str, BaseException | None, str, str]:
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception(error))
+    try:
+        # Both ways, because an error may be written and yet not be read (its __init__ decides).
+        error = pickle.loads(pickle.dumps(error.with_traceback(None)))
+    except Exception:
+        return "error", None, summary, text
+    return "error", error, summary, text
+
+
+def _streams() -> tuple[BinaryIO, BinaryIO]:
+    """Take stdin and stdout for the protocol; what an environment prints goes to stderr."""
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def main() -> None:
+    """Serve one environment until told to close or until the parent is gone."""
+    # Ctrl-C reaches the whole terminal group; it is the parent that decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, replies = _streams()
+
+    def reply(value: Any) -> None:
+        data = pickle.dumps(value, protocol=5)
+        replies.write(data)
+        replies.flush()
+
+    env: Any = None
+    try:
+        sys.path[:] = pickle.load(requests)
+        while True:
+            command, argument = pickle.load(requests)
+            try:
+                if command == "close":
+                    break
+                if command == "make":
+                    env = pickle.loads(argument)()
+                    spaces = (env.observation_space, env.action_space)
+                    value: Any = (*spaces, dict(env.metadata), env.render_mode)
+                elif command == "step":
+                    obs, reward, terminated, truncated, _ = env.step(argument)
+                    value = (obs, float(reward), bool(terminated), bool(truncated))
+                elif command == "reset":
+                    value = env.reset(seed=argument)[0]
+                else:
+                    value = env.render()
+            except Exception as error:
+                reply(_failure(error))
+            else:
+                reply(("ok", value))
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is gone
+    finally:
+        if env is not None:
+            env.close()
