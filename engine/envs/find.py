@@ -108,6 +108,12 @@ def _latest() -> dict[str, str]:
     return {key: spec.id for key, spec in newest.items()}
 
 
+def newer(found: Found) -> str:
+    """Return ``"; did you mean 'x'?"`` when a newer version of the environment is registered, or nothing."""
+    latest = _latest().get(re.sub(r"-v\d+$", "", found.name).lower(), found.name)
+    return f"; did you mean {latest!r}?" if latest != found.name else ""
+
+
 def _unknown(env_id: str) -> EnvError | MissingExtra:
     latest = _latest()
     namespace = env_id.rpartition("/")[0]

@@ -31,7 +31,7 @@ _BOOT = f"import sys; sys.path.insert(0, {_ROOT!r}); from engine.envs.worker imp
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class ProcessVectorEnv(GymVectorEnv):  # type: ignore[misc,type-arg,unused-ignore]
+class ProcessVectorEnv(GymVectorEnv):
     """Steps environments at the same time, one process each; autoreset mode DISABLED.
 
     `makers` build the environments inside their processes.  An error raised by an

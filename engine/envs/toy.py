@@ -11,7 +11,7 @@ from gymnasium import spaces
 _Result = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
-class _Guess(gymnasium.Env):  # type: ignore[misc,type-arg,unused-ignore]
+class _Guess(gymnasium.Env):
     """Name the number that is shown: 1 for the right action, 0 for another; ends after 8 steps."""
 
     length: ClassVar[int] = 8
@@ -70,7 +70,7 @@ class TupleEnv(_Guess):
         return np.int64(self._shown), np.array([self._elapsed / self.length], np.float32)
 
 
-class ConstantRewardEnv(gymnasium.Env):  # type: ignore[misc,type-arg,unused-ignore]
+class ConstantRewardEnv(gymnasium.Env):
     """Reward 1 whatever is done; never terminates, truncates after `length` steps.
 
     Nothing in the observation tells the time, so its value is 1 / (1 - discount) everywhere.
@@ -95,7 +95,7 @@ class ConstantRewardEnv(gymnasium.Env):  # type: ignore[misc,type-arg,unused-ign
         return np.ones(1, np.float32), 1.0, False, self._elapsed >= self.length, {}
 
 
-class ContinuousTargetEnv(gymnasium.Env):  # type: ignore[misc,type-arg,unused-ignore]
+class ContinuousTargetEnv(gymnasium.Env):
     """Hit the point that is shown: reward is minus the squared distance; ends after 8 steps.  Optimum 0."""
 
     length: ClassVar[int] = 8

@@ -195,7 +195,7 @@ UNKNOWN = {
     "engine.envs.toy:DictEnvv": "no environment 'DictEnvv'; did you mean 'DictEnv'",
     "no_such_module:Env": "no module 'no_such_module'",
     "engine.envs.toi:DictEnv": "no module 'engine.envs.toi'",
-    "Hopper-v3": "cannot be made",
+    "Hopper-v3": "cannot be made.*did you mean 'Hopper-v5'",
 }
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 from scripted_envs import Counting, Dying, NestedCounting
 
 from engine.envs.make import make_env
+from engine.envs.process import ProcessVectorEnv
+from engine.envs.vector import VectorEnv
 from engine.errors import EnvError
 
 
@@ -100,6 +103,45 @@ def test_what_an_environment_prints_does_no_harm(capfd):
         env.reset()
         env.step(np.zeros(1, int))
     assert "must not enter" in capfd.readouterr().err
+
+
+class Stuck(Counting):
+    """Never returns from its second step, nor from close."""
+
+    def step(self, action):
+        if self.elapsed == 1:
+            threading.Event().wait()
+        return super().step(action)
+
+    def close(self):
+        threading.Event().wait()
+
+
+def test_close_does_not_wait_for_an_environment_that_hangs():
+    env = VectorEnv(ProcessVectorEnv([Stuck, Stuck], close_timeout=0.3))
+    env.reset()
+    pids = env.env.pids
+    env.close()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_an_interrupt_in_the_middle_of_a_step_stops_the_processes_and_reset_starts_them_anew():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with make_env(Stuck, num_envs=2, vectorization="process") as env:
+        env.env._close_timeout = 0.3
+        env.reset()
+        env.step(np.zeros(2, int))
+        pids = env.env.pids
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.zeros(2, int))
+        signal.signal(signal.SIGALRM, before)
+        assert not any(alive(pid) for pid in pids)
+        env.reset()
+        assert env.step(np.zeros(2, int)).obs.tolist() == [[0.0, 1.0]] * 2
 
 
 def test_a_parent_that_is_killed_leaves_no_process():
