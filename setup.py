@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 RENDER = ["pygame-ce>=2.5"]
 BOX2D = ["gymnasium[box2d]>=1.2"]
 MUJOCO = ["gymnasium[mujoco]>=1.2"]
+ATARI = ["ale-py>=0.11"]  # GPL-2.0: an extra only, never imported by engine itself
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"]
 
 setup(
@@ -42,6 +43,7 @@ setup(
         "render": RENDER,
         "box2d": BOX2D,
         "mujoco": MUJOCO,
+        "atari": ATARI,
         "bench": ["stable-baselines3==2.9.2"],
         "all": [*RENDER, *BOX2D, *MUJOCO],
     },

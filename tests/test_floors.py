@@ -86,7 +86,9 @@ def test_imports_point_down_the_floors(path: Path) -> None:
         return
     assert user in FLOORS, f"{module} stands on no floor: add it to the table"
     for used in imports_of(path):
-        assert used != "engine" or user == "cli" or module.endswith("__main__"), f"{module} imports the front door"
+        assert used != "engine" or user == "cli" or module.endswith("__main__"), (
+            f"{module} imports the front door"
+        )
         assert may_import(user, package_of(used)), f"{module} ({FLOORS[user]}) imports {used}"
 
 

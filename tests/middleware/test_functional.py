@@ -1,0 +1,240 @@
+"""Function-style middleware, one fact at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import OnlineContext, Task
+from engine.data.n_step import NStep
+from engine.data.replay import ReplayBuffer
+from engine.errors import UsageError
+from engine.middleware.functional.anneal import anneal
+from engine.middleware.functional.evaluate import evaluate, run_episodes
+from engine.middleware.functional.explore import explore
+from engine.middleware.functional.log import Averages, log
+from engine.middleware.functional.measure import time_iteration
+from engine.middleware.functional.publish import publish_weights
+from engine.middleware.functional.push import push, push_n_step
+from engine.middleware.functional.rhythm import Every
+from engine.middleware.functional.sample import sample
+from engine.middleware.functional.stop import (
+    stop_after_seconds,
+    stop_at_env_step,
+    stop_at_return,
+    stop_without_progress,
+)
+from engine.middleware.functional.train import train
+from engine.ops.schedules import Linear
+from engine.testing import CountingActor, CountingPolicy, FakeClock, Script, scripted_env
+from engine.tree import batch_size, is_tree
+
+
+def trajectory(valid: list[bool]) -> dict[str, Any]:
+    rows = len(valid)
+    column = np.arange(rows, dtype=np.float32)[:, None]
+    flags = np.zeros((rows, 1), bool)
+    return {
+        "obs": column,
+        "action": column.astype(np.int64),
+        "reward": np.ones((rows, 1), np.float32),
+        "terminated": flags,
+        "truncated": flags,
+        "next_obs": column + 1,
+        "valid": np.array(valid)[:, None],
+        "version": np.zeros((rows, 1), np.int64),
+    }
+
+
+def test_every_is_true_once_for_each_multiple_and_does_not_drift() -> None:
+    due = Every(100)
+    assert [count for count in (0, 64, 128, 192, 256, 600, 601, 699, 700) if due(count)] == [
+        128,
+        256,
+        600,
+        700,
+    ]
+    with pytest.raises(UsageError, match="every="):
+        Every(0)
+
+
+def test_explore_is_a_function_of_the_counter() -> None:
+    actor = CountingActor()
+    ctx = OnlineContext(env_step=50)
+    explore(actor, Linear(1.0, 0.0, 100))(ctx)
+    assert actor.epsilon == 0.5
+    assert ctx.metrics == {"collect/epsilon": 0.5}
+
+
+def test_push_stores_valid_rows_only() -> None:
+    buffer = ReplayBuffer(10, generator=np.random.default_rng(0))
+    ctx = OnlineContext()
+    ctx.trajectory = trajectory([True, False, True])
+    push(buffer)(ctx)
+    assert len(buffer) == 2
+    assert set(np.unique(buffer.sample(64)["obs"])) == {0.0, 2.0}
+
+
+def test_push_n_step_stores_joined_transitions() -> None:
+    buffer = ReplayBuffer(10, generator=np.random.default_rng(0))
+    ctx = OnlineContext()
+    ctx.trajectory = trajectory([True, True, True])
+    push_n_step(buffer, NStep(2, 0.5, 1))(ctx)
+    batch = buffer.sample(32)
+    assert len(buffer) == 2
+    np.testing.assert_allclose(batch["reward"], 1.5)
+    np.testing.assert_allclose(batch["discount"], 0.25)
+    np.testing.assert_allclose(batch["next_obs"] - batch["obs"], 2)
+
+
+def test_sample_makes_one_tree_and_train_counts() -> None:
+    buffer = ReplayBuffer(10, generator=np.random.default_rng(0))
+    ctx = OnlineContext()
+    ctx.trajectory = trajectory([True])
+    push(buffer)(ctx)
+    policy = CountingPolicy()
+    sample(buffer, batch_size=5)(ctx)
+    train(policy)(ctx)
+    assert is_tree(policy.batches[0])
+    assert batch_size(policy.batches[0]) == 5
+    assert (ctx.train_iter, ctx.metrics) == (1, {"train/loss": 1.0})
+
+
+def test_publish_copies_newer_weights_only() -> None:
+    policy, actor = CountingPolicy(), CountingActor()
+    policy.version = 3
+    ctx = OnlineContext()
+    publish_weights(policy, actor)(ctx)
+    assert actor.version == 3
+    assert ctx.metrics == {"train/version": 3}
+
+
+def test_anneal_tells_the_fraction_of_the_run() -> None:
+    policy = CountingPolicy()
+    for env_step, expected in ((0, 0.0), (50, 0.5), (500, 1.0)):
+        anneal(policy, total_env_steps=100)(OnlineContext(env_step=env_step))
+        assert policy.progress == expected
+
+
+def test_time_iteration_measures_what_follows_also_when_it_fails() -> None:
+    clock = FakeClock()
+
+    def work(ctx: OnlineContext) -> None:
+        clock.advance(3)
+        if ctx.total_step == 1:
+            raise ValueError
+
+    with Task(OnlineContext()) as task:
+        task.use(time_iteration(clock=clock), work)
+        assert task.run(max_step=1).metrics == {"time/iteration_seconds": 3.0}
+        with pytest.raises(ValueError):
+            task.run(max_step=1)
+        assert task.ctx.metrics == {"time/iteration_seconds": 3.0}
+
+
+def test_episodes_are_shared_out_so_that_short_ones_are_not_preferred() -> None:
+    short, long = Script([1.0]), Script([1.0] * 9)
+    env = scripted_env([short], [long])
+    episodes = run_episodes(CountingActor().act, env, 4)
+    assert sorted(episode.length for episode in episodes) == [1, 1, 9, 9]
+
+
+def test_evaluation_loads_weights_and_draws_nothing() -> None:
+    policy, actor = CountingPolicy(), CountingActor()
+    policy.version = 7
+    ctx = OnlineContext()
+    evaluate(policy, actor, scripted_env([Script([1.0, 2.0])], [Script([5.0])]), num_episodes=2)(ctx)
+    assert ctx.metrics == {
+        "eval/return_mean": 4.0,
+        "eval/return_std": 1.0,
+        "eval/length_mean": 1.5,
+        "eval/episodes": 2,
+    }
+    assert (actor.version, actor.sampled, ctx.env_step, ctx.env_episode) == (7, 0, 0, 0)
+
+
+def test_evaluation_ends_without_a_result_when_the_task_is_finishing() -> None:
+    ctx = OnlineContext()
+    ctx.finish()
+    endless = scripted_env([Script([0.0] * 1000)])
+    evaluate(CountingPolicy(), CountingActor(), endless, num_episodes=1)(ctx)
+    assert ctx.metrics == {}
+
+
+def test_log_writes_means_every_so_many_iterations() -> None:
+    lines: list[str] = []
+
+    def measure(ctx: OnlineContext) -> None:
+        ctx.env_step += 10
+        ctx.metrics["train/loss"] = float(ctx.total_step)
+
+    with Task(OnlineContext()) as task:
+        task.use(measure, log(every=2, write=lines.append)).run(max_step=5)
+    assert lines == ["step 2  env_step 20  train/loss 0.5", "step 4  env_step 40  train/loss 2.5"]
+
+
+def test_averages_start_anew_when_taken() -> None:
+    averages = Averages()
+    averages.add({"a": 1.0, "name": "x"})
+    averages.add({"a": 3.0, "b": 5})
+    assert averages.take() == {"a": 2.0, "b": 5.0}
+    assert averages.take() == {}
+
+
+def run_until_stopped(*middleware: Any) -> Task:
+    with Task(OnlineContext()) as task:
+        task.use(*middleware).run(max_step=50)
+    return task
+
+
+def test_stop_at_env_step() -> None:
+    def collect(ctx: OnlineContext) -> None:
+        ctx.env_step += 8
+
+    task = run_until_stopped(collect, stop_at_env_step(20))
+    assert (task.ctx.env_step, task.finish_reason) == (24, "20 env steps are done")  # type: ignore[attr-defined]
+
+
+def test_stop_at_return_asks_only_where_the_metric_is_written() -> None:
+    def evaluate_odd(ctx: OnlineContext) -> None:
+        if ctx.total_step % 2:
+            ctx.metrics["eval/return_mean"] = float(ctx.total_step)
+
+    task = run_until_stopped(evaluate_odd, stop_at_return(4.0))
+    assert task.ctx.total_step == 6
+    assert "goal was 4" in str(task.finish_reason)
+
+
+def test_stop_after_seconds_counts_from_the_first_iteration() -> None:
+    clock = FakeClock(100.0)
+    task = run_until_stopped(lambda ctx: clock.advance(2), stop_after_seconds(5, clock=clock))
+    assert task.ctx.total_step == 4
+
+
+def test_stop_without_progress_counts_env_steps_since_the_best() -> None:
+    values = [1.0, 3.0, 2.0, 3.0, 1.0, 9.0]
+
+    def measure(ctx: OnlineContext) -> None:
+        ctx.env_step += 10
+        ctx.metrics["eval/return_mean"] = values[ctx.total_step]
+
+    task = run_until_stopped(measure, stop_without_progress(30))
+    assert task.ctx.total_step == 5
+    assert "has not passed 3" in str(task.finish_reason)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: stop_at_env_step(0),
+        lambda: stop_after_seconds(0),
+        lambda: stop_without_progress(0),
+        lambda: anneal(CountingPolicy(), total_env_steps=0),
+        lambda: evaluate(CountingPolicy(), CountingActor(), scripted_env([Script([1.0])]), num_episodes=0),
+    ],
+)
+def test_options_are_checked_while_building(wrong: Any) -> None:
+    with pytest.raises(UsageError):
+        wrong()
