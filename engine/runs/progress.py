@@ -1,0 +1,266 @@
+"""What is seen while a run is going: a live panel, plain lines, JSON lines, or nothing; always on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Protocol, TextIO
+
+from engine.errors import UsageError, did_you_mean
+from engine.runs.throughput import Throughput, duration
+from engine.types import Clock
+
+Mode = Literal["auto", "rich", "plain", "json", "off"]
+MODES = ("auto", "rich", "plain", "json", "off")
+_TICK = 0.25  # seconds between two looks at the speed
+_SHARE = 50  # a picture is drawn at most every 50 times as long as drawing took: 2 % of the run
+
+
+@dataclass
+class Snapshot:
+    """All that a display may show about a moment of the run."""
+
+    title: str
+    env_step: int = 0
+    total: int | None = None
+    elapsed: float = 0.0
+    rate: float | None = None
+    """Env steps a second, recently, pauses included."""
+    remaining: float | None = None
+    """Seconds to go; None where nobody can know."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest value of every scalar."""
+    best: float | None = None
+    """The best `eval/return_mean` so far."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds spent in each middleware so far."""
+
+
+class Display(Protocol):
+    """Shows snapshots in one manner."""
+
+    every: float
+
+    def draw(self, snapshot: Snapshot) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Progress:
+    """Show how far a run is. `update` may be called every iteration: it draws only when it is time to.
+
+    `total` is the env step at which the stop condition ends the run (None: nobody knows), `start` the one it
+    begins at. A stderr that goes away switches the display off and never stops the run.
+    """
+
+    def __init__(
+        self,
+        mode: Mode = "auto",
+        total: int | None = None,
+        title: str = "",
+        *,
+        start: int = 0,
+        clock: Clock = time.monotonic,
+        file: TextIO | None = None,
+    ) -> None:
+        self.mode = choose_mode(mode, file or sys.stderr)
+        now = clock()
+        self._clock = clock
+        self._begin = now
+        self._throughput = Throughput(now, start)
+        self._now = Snapshot(title=title, env_step=start, total=total)
+        self._metrics = self._now.metrics
+        self._drawn: int | None = None
+        self._display = _make_display(self.mode, file or sys.stderr)
+        self._draw_at = now
+        self._due = now if self._display else math.inf
+
+    @property
+    def total(self) -> int | None:
+        """The env step at which the run ends; may be set when the stop condition learns more."""
+        return self._now.total
+
+    @total.setter
+    def total(self, total: int | None) -> None:
+        self._now.total = total
+
+    def update(
+        self,
+        env_step: int,
+        metrics: Mapping[str, float] | None = None,
+        timings: Mapping[str, float] | None = None,
+    ) -> None:
+        """Note what an iteration brought: its scalars, and the seconds spent in each middleware so far."""
+        self._now.env_step = env_step
+        if metrics:
+            self._metrics.update(metrics)
+            if "eval/return_mean" in metrics:
+                value, best = metrics["eval/return_mean"], self._now.best
+                self._now.best = value if best is None else max(best, value)
+        if timings is not None:
+            self._now.timings = timings
+        if self._clock() >= self._due:
+            self._tick()
+
+    def message(self, text: str) -> None:
+        """Say something that stays: above the panel, or as a line."""
+        self._guard(lambda display: display.message(text))
+
+    def snapshot(self) -> Snapshot:
+        """The state of this moment, with speed and time to go."""
+        now = self._now
+        now.elapsed = self._clock() - self._begin
+        now.rate = self._throughput.rate()
+        now.remaining = self._throughput.remaining(now.total)
+        return now
+
+    def close(self) -> None:
+        """Show the last state, and give the terminal back; more than once does no harm."""
+        if self._drawn is not None and self._drawn != self._now.env_step:
+            self._throughput.add(self._clock(), self._now.env_step)
+            self._draw()
+        self._guard(lambda display: display.close())
+        self._display, self._due = None, math.inf
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._throughput.add(now, self._now.env_step)
+        if now >= self._draw_at:
+            self._draw()
+        if self._display:
+            self._due = min(self._draw_at, now + _TICK)
+
+    def _draw(self) -> None:
+        start = self._clock()
+        self._guard(lambda display: display.draw(self.snapshot()))
+        self._drawn = self._now.env_step
+        if self._display:
+            end = self._clock()
+            self._draw_at = end + max(self._display.every, _SHARE * (end - start))
+
+    def _guard(self, show: Any) -> None:
+        if self._display is None:
+            return
+        try:
+            show(self._display)
+        except (OSError, ValueError):  # stderr was closed, or its reader went away
+            self._display, self._due = None, math.inf
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def choose_mode(mode: str, file: TextIO) -> Mode:
+    """Turn ``auto`` into ``rich`` on a terminal, else ``plain``; raises UsageError for an unknown mode."""
+    if mode not in MODES:
+        raise UsageError(
+            f"no progress mode {mode!r}; it is one of {', '.join(MODES)}{did_you_mean(mode, MODES)}"
+        )
+    if mode != "auto":
+        return mode  # type: ignore[return-value]
+    return "rich" if file.isatty() and os.environ.get("TERM", "") not in ("dumb", "") else "plain"
+
+
+def _make_display(mode: Mode, file: TextIO) -> Display | None:
+    if mode == "off":
+        return None
+    if mode == "rich":
+        from engine.runs.panel import Panel
+
+        return Panel(file)
+    return Lines(file) if mode == "plain" else JsonLines(file)
+
+
+class Lines:
+    """One plain line every ten seconds, the first and the last included."""
+
+    every = 10.0
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def draw(self, snapshot: Snapshot) -> None:
+        """Print where the run is."""
+        parts = [f"[{duration(snapshot.elapsed)}] {steps(snapshot)} env steps"]
+        if snapshot.rate is not None:
+            parts.append(f"{snapshot.rate:,.0f}/s")
+        for label, key in (("return", "collect/return_mean"), ("eval", "eval/return_mean")):
+            if key in snapshot.metrics:
+                parts.append(f"{label} {short(snapshot.metrics[key])}")
+        if snapshot.remaining is not None:
+            parts.append(f"{duration(snapshot.remaining)} left")
+        self.message("  ".join(parts))
+
+    def message(self, text: str) -> None:
+        """Print a line."""
+        print(text, file=self._file, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class JsonLines:
+    """One JSON object a second, the first and the last moment included; NaN and infinity become null."""
+
+    every = 1.0
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def draw(self, snapshot: Snapshot) -> None:
+        """Print where the run is."""
+        self._print(
+            {
+                "event": "progress",
+                "env_step": snapshot.env_step,
+                "total": snapshot.total,
+                "time": round(snapshot.elapsed, 3),
+                "steps_per_second": _finite(snapshot.rate),
+                "remaining": _finite(snapshot.remaining),
+                "metrics": {name: _finite(value) for name, value in snapshot.metrics.items()},
+            }
+        )
+
+    def message(self, text: str) -> None:
+        """Print the words as an object."""
+        self._print({"event": "message", "text": text})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _print(self, row: dict[str, Any]) -> None:
+        print(json.dumps(row), file=self._file, flush=True)
+
+
+def steps(snapshot: Snapshot) -> str:
+    """``45,056/100,000 (45%)``, or the number alone where the end is not known."""
+    if not snapshot.total:
+        return f"{snapshot.env_step:,}"
+    percent = min(100, int(100 * snapshot.env_step / snapshot.total))
+    return f"{snapshot.env_step:,}/{snapshot.total:,} ({percent}%)"
+
+
+def short(value: float) -> str:
+    """A number in about six characters."""
+    number = float(value)
+    if number == 0 or 1e-3 <= abs(number) < 1e6:
+        return f"{number:,.1f}" if abs(number) >= 100 else f"{number:.4g}"
+    return f"{number:.2e}"
+
+
+def _finite(value: Any) -> float | None:
+    number = None if value is None else float(value)
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,213 @@
+"""Progress: cheap, right about the time to go, harmless."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.errors import UsageError
+from engine.runs.progress import Progress, short
+from engine.runs.throughput import Throughput, duration
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Stepping:
+    """A run of a known speed: 1000 steps/s, 128 steps an iteration, a pause of 2 s every 5000 steps."""
+
+    def __init__(self, total: int) -> None:
+        self.clock, self.total, self.env_step = FakeClock(), total, 0
+
+    def advance(self) -> None:
+        before = self.env_step // 5000
+        self.env_step += 128
+        self.clock.now += 0.128 + 2.0 * (self.env_step // 5000 - before)
+
+
+def test_time_to_go_is_right_with_evaluation_pauses_included() -> None:
+    oracle = Stepping(200_000)
+    while oracle.env_step < oracle.total:
+        oracle.advance()
+    end = oracle.clock.now
+    run = Stepping(200_000)
+    progress = Progress("plain", run.total, clock=run.clock, file=io.StringIO())
+    worst = 0.0
+    while run.env_step < run.total:
+        run.advance()
+        progress.update(run.env_step)
+        left = progress.snapshot().remaining
+        if 0.2 < run.env_step / run.total < 0.9:
+            assert left is not None
+            worst = max(worst, abs(left - (end - run.clock.now)) / (end - run.clock.now))
+    assert worst < 0.1
+
+
+def test_a_slow_start_is_forgotten() -> None:
+    throughput = Throughput(0.0)
+    for second in range(1, 31):
+        throughput.add(second, second)
+    for second in range(31, 121):
+        throughput.add(second, 30 + (second - 30) * 1000)
+    assert throughput.rate() == pytest.approx(1000, rel=0.01)
+
+
+def test_samples_stay_few_in_a_long_run() -> None:
+    throughput = Throughput(0.0)
+    for tick in range(1, 20_000):
+        throughput.add(tick / 5, tick * 10)
+    assert len(throughput._samples) <= 513
+    assert throughput.rate() == pytest.approx(50, rel=0.01)
+
+
+def test_nobody_knows_the_time_to_go_without_a_total_or_progress() -> None:
+    throughput = Throughput(0.0)
+    assert throughput.remaining(100) is None
+    throughput.add(1.0, 50)
+    assert throughput.remaining(None) is None
+    assert throughput.remaining(100) == 1.0
+    assert throughput.remaining(10) == 0.0
+
+
+def test_a_resumed_run_counts_from_where_it_starts() -> None:
+    clock = FakeClock()
+    progress = Progress("plain", 2000, start=1000, clock=clock, file=io.StringIO())
+    clock.now = 10.0
+    progress.update(1100)
+    assert progress.snapshot().rate == 10.0
+
+
+def test_plain_lines_come_first_every_ten_seconds_and_last() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    with Progress("plain", 1000, clock=clock, file=out) as progress:
+        for second in range(1, 26):
+            clock.now = float(second)
+            progress.update(second * 10, {"collect/return_mean": 9.5} if second < 5 else None)
+    lines = out.getvalue().splitlines()
+    assert [line.split("]")[0] for line in lines] == ["[0:01", "[0:11", "[0:21", "[0:25"]
+    assert lines[-1] == "[0:25] 250/1,000 (25%) env steps  10/s  return 9.5  1:15 left"
+
+
+def test_json_lines_are_objects_without_nan() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    with Progress("json", 10, clock=clock, file=out) as progress:
+        progress.update(5, {"a": math.nan, "b": 1})
+        progress.message("half way")
+        progress.update(10)
+    rows = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [row["event"] for row in rows] == ["progress", "message", "progress"]
+    assert rows[0]["metrics"] == {"a": None, "b": 1.0}
+    assert (rows[-1]["env_step"], rows[-1]["total"]) == (10, 10)
+
+
+def test_off_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with Progress("off", 10) as progress:
+        progress.update(5)
+        progress.message("hello")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_stderr_that_went_away_does_not_stop_the_run() -> None:
+    out = io.StringIO()
+    progress = Progress("plain", 10, file=out)
+    out.close()
+    progress.update(5)
+    progress.message("x")
+    progress.close()
+
+
+def test_an_unknown_mode_is_named_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'plain'"):
+        Progress("plian")  # type: ignore[arg-type]
+
+
+def test_auto_is_plain_where_there_is_no_terminal() -> None:
+    assert Progress("auto", file=io.StringIO()).mode == "plain"
+
+
+def test_an_update_that_draws_nothing_takes_less_than_two_microseconds() -> None:
+    progress = Progress("plain", 10, file=io.StringIO())
+    metrics = {f"train/{i}": 1.0 for i in range(12)}
+    progress.update(1, metrics)
+    fastest = math.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        for step in range(2000):
+            progress.update(step, metrics, metrics)
+        fastest = min(fastest, (time.perf_counter() - start) / 2000)
+    assert fastest < 2e-6
+
+
+PAINT = """
+import sys, time
+from engine.runs.progress import Progress
+with Progress("auto", 100, "ppo") as progress:
+    for step in range(0, 101, 20):
+        metrics = {"collect/return_mean": step, "train/loss_policy": 0.5}
+        progress.update(step, metrics, {"collector": 2.0, "learner": 1.0})
+        progress._due = progress._draw_at = 0.0
+    print("a print from user code")
+    progress.message("[saved] policy")
+print("result")
+"""
+
+
+def test_on_a_terminal_the_panel_is_live_and_prints_scroll_above_it(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen([sys.executable, "-c", PAINT], stdout=subprocess.PIPE, stderr=slave, env=env)
+    os.close(slave)
+    shown = b""
+    while select.select([master], [], [], 20)[0]:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    out, _ = process.communicate(timeout=20)
+    os.close(master)
+    screen = shown.decode()
+    assert out == b"a print from user code\nresult\n", "a piped stdout carries results only"
+    for word in ("ppo", "100/100 (100%) env steps", "collector", "loss policy", "[saved] policy"):
+        assert word in screen
+    assert screen.count("\x1b[?25l") == screen.count("\x1b[?25h") == 1, "the cursor comes back"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (3723, "1:02:03"),
+        (90061, "1 day 1:01:01"),
+        (180000, "2 days 2:00:00"),
+    ],
+)
+def test_durations_are_read_at_a_glance(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (234.56, "234.6"), (0.0123456, "0.01235"), (3e-4, "3.00e-04"), (math.nan, "nan")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert short(value) == text
