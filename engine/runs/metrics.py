@@ -80,15 +80,15 @@ class Metrics:
     damaged: int = 0
     """Lines that could not be read, a torn last one included."""
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Every scalar's name, sorted."""
         return sorted({name for row in self.rows for name in row})
 
     def series(self, key: str, x: str = "env_step") -> tuple[list[float], list[float]]:
         """Return (x, y) of the lines that hold `key`; null is NaN. Raises EngineError for an unknown key."""
         points = [(row[x], row[key]) for row in self.rows if key in row and row.get(x) is not None]
-        if not points and key not in self.keys():
-            raise EngineError(f"no metric {key!r}{did_you_mean(key, self.keys())}")
+        if not points and key not in self.names():
+            raise EngineError(f"no metric {key!r}{did_you_mean(key, self.names())}")
         return [float(x) for x, _ in points], [math.nan if y is None else float(y) for _, y in points]
 
     def last(self, key: str) -> float | None:

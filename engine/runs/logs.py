@@ -1,0 +1,65 @@
+"""Log records of a run as JSON lines in its folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a record: time, level, logger, message, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        row = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            row["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(row, default=str)
+
+
+class _Stderr(logging.Handler):
+    """Print to whatever stderr is at that moment: a live panel replaces it for a while."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+        except (OSError, ValueError):  # stderr is gone; the file still has it
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A lost line on a terminal that is gone is no news."""
+
+
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Write records of level info and above to `path`, and warnings to stderr, until the block ends.
+
+    Handlers that a program set up itself stay, and then the warnings are theirs to show.
+    """
+    root, engine = logging.getLogger(), logging.getLogger("engine")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(JsonFormatter())
+    handlers: list[logging.Handler] = [file] if root.handlers else [file, _Stderr(logging.WARNING)]
+    before = engine.level
+    engine.setLevel(logging.INFO)
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+        engine.setLevel(before)

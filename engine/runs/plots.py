@@ -1,0 +1,223 @@
+"""Pictures of runs: learning curves with eval points and seed bands, losses, time per middleware.
+
+matplotlib (0.6 s) is imported by the functions, without pyplot and its global state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError, UsageError
+from engine.runs.files import replacing
+from engine.runs.metrics import Metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TRAINING, EVALUATION = "collect/return_mean", "eval/return_mean"
+FORMATS = (".png", ".svg", ".pdf")
+_COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#5B5B5B",
+)  # told apart by everyone
+_INK, _GRID = "#333333", "#E4E4E4"
+_AXES = {"env_step": "env steps", "train_iter": "updates", "time": "time"}
+
+
+def learning_curve(
+    runs: Mapping[str, Sequence[Metrics]],
+    path: Path,
+    *,
+    x: str = "env_step",
+    y: str | None = None,
+    title: str = "",
+    threshold: float | None = None,
+) -> Path:
+    """Draw one curve for each label; several seeds of a label become their mean and a band of one deviation.
+
+    Without `y` the curve is the return while training, with evaluations as points (the best is marked where
+    there is one run only). `x` is ``env_step``, ``time``, ``train_iter`` or any key. `threshold` is drawn as
+    a dashed line. The format follows the suffix. Raises EngineError when no run holds the wanted key.
+    """
+    figure = _figure(7.6, 4.4)
+    axes = figure.subplots()
+    unit = _time_unit(runs) if x == "time" else ("", 1.0)
+    drawn = False
+    for index, (label, seeds) in enumerate(runs.items()):
+        color = _COLORS[index % len(_COLORS)]
+        lines = [_series(metrics, y or TRAINING, x, unit[1]) for metrics in seeds]
+        points = [_series(metrics, EVALUATION, x, unit[1]) for metrics in seeds] if y is None else []
+        one = len(runs) == len(seeds) == 1
+        spread = f", mean ± std of {len(seeds)} runs" if len(seeds) > 1 else ""
+        what = f"{label}, training" if y is None else label
+        drawn |= _draw_lines(axes, lines, color, f"{what}{spread}")
+        shade = _COLORS[1] if one else color
+        drawn |= _draw_points(axes, points, shade, f"{label}, evaluation", mark_best=one)
+    if not drawn:
+        known = sorted({key for seeds in runs.values() for metrics in seeds for key in metrics.names()})
+        wanted = y or f"{TRAINING} or {EVALUATION}"
+        raise EngineError(
+            f"nothing to draw: no run holds {wanted} over {x}; they hold {', '.join(known) or 'nothing'}"
+        )
+    if threshold is not None:
+        axes.axhline(
+            threshold, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=f"solved at {threshold:g}"
+        )
+    axes.set_xlabel(f"time ({unit[0]})" if x == "time" else _AXES.get(x, x))
+    axes.set_ylabel("return (mean of episodes)" if y is None else y)
+    _finish(axes, title)
+    axes.legend(frameon=False, fontsize=9, loc="best")
+    return _save(figure, path)
+
+
+def losses(metrics: Metrics, path: Path, *, title: str = "") -> Path:
+    """Draw every ``train/`` scalar over env steps, each in a small plot of its own."""
+    keys = [
+        key for key in metrics.names() if key.startswith("train/") and _series(metrics, key, "env_step")[0]
+    ]
+    if not keys:
+        raise EngineError("nothing to draw: the run holds no train/ scalars")
+    keys.sort(key=lambda key: (not key.startswith("train/loss"), key))
+    columns = min(3, len(keys))
+    rows = math.ceil(len(keys) / columns)
+    figure = _figure(3.4 * columns + 0.6, 2.3 * rows + 0.5)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, key in zip(grid, keys, strict=False):
+        axes.plot(*_series(metrics, key, "env_step"), color=_COLORS[0], linewidth=1.3)
+        axes.set_title(key.removeprefix("train/").replace("_", " "), fontsize=10, color=_INK, loc="left")
+        _finish(axes, "")
+    for axes in grid[len(keys) :]:
+        axes.set_visible(False)
+    for axes in grid[max(0, len(keys) - columns) : len(keys)]:
+        axes.set_xlabel("env steps")
+    if title:
+        figure.suptitle(title, fontsize=12, color=_INK, x=0.01, ha="left")
+    return _save(figure, path)
+
+
+def timing(seconds: Mapping[str, float], path: Path, *, title: str = "") -> Path:
+    """Draw the seconds spent in each middleware as bars, the longest on top."""
+    total = sum(seconds.values())
+    if total <= 0:
+        raise EngineError("nothing to draw: no time was measured")
+    ranked = sorted(seconds.items(), key=lambda item: item[1])
+    figure = _figure(7.6, 0.36 * len(ranked) + 1.3)
+    axes = figure.subplots()
+    bars = axes.barh(
+        [name for name, _ in ranked], [value for _, value in ranked], color=_COLORS[0], height=0.62
+    )
+    labels = [f"{value:.3g} s · {100 * value / total:.0f}%" for _, value in ranked]
+    axes.bar_label(bars, labels, padding=5, fontsize=9, color=_INK)
+    axes.set_xlim(0, ranked[-1][1] * 1.22)
+    axes.set_xlabel("time spent (s)")
+    _finish(axes, title)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    return _save(figure, path)
+
+
+# ------------------------------------------------------------------ drawing
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def _draw_lines(axes: Axes, lines: list[tuple[list[float], list[float]]], color: str, label: str) -> bool:
+    lines = [line for line in lines if line[0]]
+    if len(lines) == 1:
+        axes.plot(*lines[0], color=color, linewidth=1.7, label=label)
+    elif lines:
+        grid, mean, deviation = _band(lines)
+        for line in lines:
+            axes.plot(*line, color=color, linewidth=0.6, alpha=0.2)
+        axes.fill_between(grid, mean - deviation, mean + deviation, color=color, alpha=0.18, linewidth=0)
+        axes.plot(grid, mean, color=color, linewidth=2, label=label)
+    return bool(lines)
+
+
+def _draw_points(
+    axes: Axes, lines: list[tuple[list[float], list[float]]], color: str, label: str, *, mark_best: bool
+) -> bool:
+    lines = [line for line in lines if line[0]]
+    if mark_best and lines:
+        xs, ys = lines[0]
+        best = max(range(len(ys)), key=lambda index: ys[index])
+        axes.plot(xs[best], ys[best], marker="o", markersize=5, color=color, zorder=5)
+        label = f"{label} (best {ys[best]:.4g})"
+    alone = len(lines) == 1
+    for index, (xs, ys) in enumerate(lines):
+        axes.plot(
+            xs, ys, linestyle="", marker="o", markersize=5 if alone else 3.5, markerfacecolor="white",
+            markeredgecolor=color, markeredgewidth=1.5 if alone else 0.9, zorder=4,
+            label="" if index else label,
+        )  # fmt: skip
+    return bool(lines)
+
+
+def _band(lines: list[tuple[list[float], list[float]]]) -> tuple[Any, Any, Any]:
+    """Mean and standard deviation of several curves, on the stretch of x that all of them cover."""
+    import numpy as np
+
+    grid = np.linspace(max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines), 200)
+    values = np.stack([np.interp(grid, xs, ys) for xs, ys in lines])
+    return grid, values.mean(0), values.std(0)
+
+
+def _series(metrics: Metrics, key: str, x: str, unit: float = 1.0) -> tuple[list[float], list[float]]:
+    """The finite points of `key` over `x`, in order of x; empty where there are none."""
+    rows = [(row[x], row[key]) for row in metrics.rows if row.get(x) is not None and row.get(key) is not None]
+    rows.sort(key=lambda point: point[0])
+    return [float(value) / unit for value, _ in rows], [float(value) for _, value in rows]
+
+
+def _time_unit(runs: Mapping[str, Sequence[Metrics]]) -> tuple[str, float]:
+    longest = max((metrics.last("time") or 0.0 for seeds in runs.values() for metrics in seeds), default=0.0)
+    return ("h", 3600.0) if longest > 3 * 3600 else ("min", 60.0) if longest > 180 else ("s", 1.0)
+
+
+def _finish(axes: Axes, title: str) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.grid(True, color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK, labelsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _steps(value)))
+    axes.xaxis.label.set_color(_INK)
+    axes.yaxis.label.set_color(_INK)
+    axes.margins(x=0.02)
+    if title:
+        axes.set_title(title, fontsize=12, color=_INK, loc="left", pad=10)
+
+
+def _steps(value: float) -> str:
+    """``25k``, ``1.5M``: a tick that stays short."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"cannot draw {path}: the name must end in one of {', '.join(FORMATS)}")
+    try:
+        with replacing(path) as temporary:
+            figure.savefig(temporary, facecolor="white")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+    return path

@@ -1,0 +1,69 @@
+"""What a script reads of its command line: `engine run x.py` is `python x.py` with a run folder.
+
+The command hands over a folder and the overriding words for the time in which the script runs; under plain
+python nothing is handed over, and both functions answer with something fresh.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from engine.runs.folder import Run
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass
+class Handover:
+    """What a command leaves for a script."""
+
+    run: Run
+    configure: Callable[[type[Any]], Any]
+    """Builds a configuration Struct from the command line; raises ConfigError for words that do not fit."""
+    configured: bool = False
+    """Whether the script asked for its overrides."""
+
+
+_handover: ContextVar[Handover | None] = ContextVar("handover", default=None)
+
+
+@contextmanager
+def handing_over(run: Run, configure: Callable[[type[Any]], Any]) -> Iterator[Handover]:
+    """Let `run_folder` and `overrides` answer with these until the block ends."""
+    handover = Handover(run, configure)
+    token = _handover.set(handover)
+    try:
+        yield handover
+    finally:
+        _handover.reset(token)
+
+
+def run_folder(*, env: str = "script", algo: str | None = None, seed: int = 0) -> Run:
+    """Return the folder that `engine run` made for this script; under plain python, make a fresh one.
+
+    `env`, `algo` (default: the script's name) and `seed` name a fresh folder.
+    """
+    handover = _handover.get()
+    if handover is not None:
+        return handover.run
+    return Run.create(env=env, algo=algo or Path(sys.argv[0] or "python").stem or "python", seed=seed)
+
+
+def overrides(config: type[S]) -> S:
+    """Return a `config` with the command line's ``key=value`` words in it; under plain python, its defaults.
+
+    Raises ConfigError for words that do not fit.
+    """
+    handover = _handover.get()
+    if handover is None:
+        return config()
+    handover.configured = True
+    return cast(S, handover.configure(config))

@@ -1,0 +1,39 @@
+"""Log files of a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from engine.runs.logs import logging_to
+
+
+def test_records_are_json_lines_with_their_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "main-0.jsonl"
+    with logging_to(path):
+        logging.getLogger("engine.x").info("hello %s", "you")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            logging.getLogger("mine").exception("oh")
+    logging.getLogger("engine.x").info("after")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["level"], row["logger"], row["message"]) for row in rows] == [
+        ("info", "engine.x", "hello you"),
+        ("error", "mine", "oh"),
+    ]
+    assert "ValueError: broken" in rows[1]["traceback"]
+
+
+def test_warnings_are_still_seen_where_nobody_set_up_logging(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with logging_to(tmp_path / "x.jsonl"):
+        logging.getLogger("mine").warning("careful")
+        logging.getLogger("engine").info("quiet")
+    assert capsys.readouterr().err == "warning: careful\n"
+    assert logging.getLogger().handlers == []
