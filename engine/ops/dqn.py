@@ -1,0 +1,61 @@
+"""The targets and the loss of DQN, and the loss's gradient in closed form.
+
+Mnih et al. 2015; double: van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.ops.arrays import namespace
+from engine.types import Array
+
+
+class DQNGradient(NamedTuple):
+    """The mean loss, its derivative by q (B, A), and the errors q[action] - target (B,)."""
+
+    loss: Array
+    q: Array
+    td_error: Array
+
+
+def dqn_target(reward: Array, discount: Array, target_q: Array, online_q: Array | None = None) -> Array:
+    """Return reward + discount * Q_target(s', a'), shape (B,).
+
+    `discount` (B,) is gamma (gamma^k over k steps), and 0 where the episode terminated; a truncated
+    row keeps its discount and bootstraps from its true final observation.  `target_q` (B, A) is
+    the target network at the next observation; a' is greedy by `online_q` (B, A) if given
+    (double DQN), else by `target_q` itself.
+    """
+    xp = namespace(target_q)
+    if online_q is None:
+        best = xp.max(target_q, axis=-1)
+    else:
+        chosen = xp.argmax(online_q, axis=-1)
+        best = xp.take_along_axis(target_q, chosen[:, None], axis=-1)[:, 0]
+    return reward + discount * best
+
+
+def dqn_loss(q: Array, action: Array, target: Array, *, huber: float | None = 1.0) -> Array:
+    """Return the mean loss of the errors d = q[action] - target; q (B, A), action and target (B,).
+
+    With `huber` = k: d^2 / 2 up to |d| = k, and k (|d| - k / 2) beyond.  With None: d^2 / 2.
+    """
+    xp = namespace(q)
+    error = xp.take_along_axis(q, action[:, None], axis=-1)[:, 0] - target
+    if huber is None:
+        return xp.mean(0.5 * error * error)
+    near = xp.clip(error, -huber, huber)
+    # with d beyond k, near = +-k: near (d - near / 2) is both branches at once
+    return xp.mean(near * (error - 0.5 * near))
+
+
+def dqn_gradient(q: Array, action: Array, target: Array, *, huber: float | None = 1.0) -> DQNGradient:
+    """Return `dqn_loss` of the same arguments with its derivative by q: clip(d, -k, k) / B at the action."""
+    xp = namespace(q)
+    columns = xp.cumulative_sum(xp.ones_like(q[0]), axis=0) - 1
+    chosen, zeros = action[:, None] == columns, xp.zeros_like(q)
+    error = xp.sum(xp.where(chosen, q, zeros), axis=-1) - target
+    near = error if huber is None else xp.clip(error, -huber, huber)
+    loss = xp.mean(near * (error - 0.5 * near))
+    return DQNGradient(loss, xp.where(chosen, (near * (1.0 / q.shape[0]))[:, None], zeros), error)
