@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -73,7 +74,7 @@ class ScriptedEnv(gymnasium.Env):  # type: ignore[misc,type-arg,unused-ignore]
 
 def scripted_env(*episodes: Sequence[Script], autoreset: AutoresetMode = AutoresetMode.DISABLED) -> VectorEnv:
     """Return a `VectorEnv` with one `ScriptedEnv` for each sequence of episodes."""
-    makers: list[Callable[[], Any]] = [lambda script=script: ScriptedEnv(script) for script in episodes]
+    makers: list[Callable[[], Any]] = [functools.partial(ScriptedEnv, script) for script in episodes]
     return VectorEnv(SyncVectorEnv(makers, autoreset_mode=autoreset), name="scripted")
 
 

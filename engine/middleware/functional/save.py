@@ -1,0 +1,42 @@
+"""Save policies while they learn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from engine.context import Middleware
+from engine.middleware.functional.rhythm import Every
+from engine.policies.files import save_policy as write_policy
+
+
+def save_policy(policy: Any, folder: str | Path, *, every: int) -> Middleware:
+    """Save the policy into `folder`, over the one before, once for every `every` env steps.
+
+    Reads: ctx.env_step.
+    """
+    due = Every(every)
+
+    def save_policy(ctx: Any) -> None:
+        if due(ctx.env_step):
+            write_policy(policy, Path(folder))
+
+    return save_policy
+
+
+def save_best_policy(policy: Any, folder: str | Path, *, metric: str = "eval/return_mean") -> Middleware:
+    """Save the policy into `folder` whenever `metric` is at least as good as ever before.
+
+    Reads: ctx.metrics[metric], where it is written.
+    """
+    best = -math.inf
+
+    def save_best_policy(ctx: Any) -> None:
+        nonlocal best
+        value = ctx.metrics.get(metric)
+        if value is not None and value >= best:
+            best = value
+            write_policy(policy, Path(folder))
+
+    return save_best_policy

@@ -1,0 +1,104 @@
+"""The recorder: keeps what a run shows and leaves behind, while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from engine.context import OnlineContext
+from engine.middleware.functional.log import Averages
+from engine.middleware.functional.rhythm import Every
+from engine.pipeline import Timing
+from engine.policies.files import save_policy
+from engine.runs.folder import Run
+from engine.runs.metrics import MetricsWriter
+from engine.runs.progress import Progress
+from engine.runs.trackers import Tracker
+from engine.types import Clock
+
+
+class Recorder:
+    """Write metrics, show progress, and save the best policy (by evaluation) and the last one.
+
+    A row of metrics is written for every `every` env steps and at each evaluation; it holds the
+    means since the row before, ``train_iter`` and ``time/sps`` (env steps a second, pauses included).
+
+    Stands last in the pipeline.  Reads: ctx.metrics, the counters.
+    """
+
+    transient = ("_writer", "_trackers", "_progress", "_timings", "_clock")
+
+    def __init__(
+        self,
+        run: Run,
+        policy: Any,
+        *,
+        progress: Progress,
+        trackers: Sequence[Tracker] = (),
+        every: int,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.run = run
+        self.policy = policy
+        self.best: float | None = None
+        self._progress = progress
+        self._trackers = tuple(trackers)
+        self._writer = MetricsWriter(run.path / "metrics.jsonl")
+        self._averages = Averages()
+        self._due = Every(every)
+        self._clock = clock
+        self._last = (clock(), 0)
+        self._timings: Callable[[], Mapping[str, Timing]] = dict
+
+    def watch(self, timings: Callable[[], Mapping[str, Timing]]) -> None:
+        """Show what ``timings()`` says about the cost of each middleware."""
+        self._timings = timings
+
+    def __call__(self, ctx: OnlineContext) -> None:
+        metrics = ctx.metrics
+        self._averages.add(metrics)
+        evaluated = metrics.get("eval/return_mean")
+        if evaluated is not None:
+            self._evaluated(evaluated)
+        if self._due(ctx.env_step) or evaluated is not None:
+            self.write(ctx)
+            self._progress.update(ctx.env_step, metrics, self.seconds())
+        else:
+            self._progress.update(ctx.env_step, metrics)
+
+    def write(self, ctx: OnlineContext) -> None:
+        """Write a row now, unless nothing has been measured since the last one."""
+        means = self._averages.take()
+        if not means:
+            return
+        now = self._clock()
+        then, env_step = self._last
+        row: dict[str, Any] = {"train_iter": ctx.train_iter, **means}
+        if ctx.env_step > env_step and now > then:
+            row["time/sps"] = (ctx.env_step - env_step) / (now - then)
+        self._writer.write(ctx.env_step, row)
+        for tracker in self._trackers:
+            tracker.log(ctx.env_step, row)
+        self._last = now, ctx.env_step
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds that each middleware of the pipeline has taken, those inside others left out."""
+        return {name: timing.seconds for name, timing in self._timings().items() if "." not in name}
+
+    def save_last(self) -> None:
+        """Save the policy as it is, as the last one."""
+        save_policy(self.policy, self.run.path / "policies" / "last")
+
+    def close(self) -> None:
+        """Force everything to disk."""
+        self._writer.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _evaluated(self, return_mean: float) -> None:
+        self.save_last()
+        # Of equals the later one is kept: it has seen more.
+        if self.best is None or return_mean >= self.best:
+            self.best = return_mean
+            save_policy(self.policy, self.run.path / "policies" / "best")

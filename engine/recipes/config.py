@@ -1,0 +1,44 @@
+"""What every recipe lets one configure beside its policy; quick to import."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from engine.envs.config import EnvConfig
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class EvaluateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How good the policy is, is found out by playing deterministically in environments of its own."""
+
+    every: Annotated[int, Meta(ge=1, description="env steps from one evaluation to the next")] = 10_000
+    episodes: Annotated[int, Meta(ge=1, description="episodes of each evaluation")] = 10
+    video: Annotated[int, Meta(ge=0, description="episodes to film at the end of the run")] = 0
+
+
+class StopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run ends at the first of these; null never."""
+
+    env_step: Annotated[int, Meta(ge=1, description="transitions to collect")] = 100_000
+    return_mean: Annotated[float | None, Meta(description="mean return of an evaluation to reach")] = None
+    seconds: Annotated[float | None, Meta(description="wall-clock time")] = None
+    no_progress: Annotated[int | None, Meta(description="env steps without a better evaluation")] = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "no_progress"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0 or null, not {value}")
+
+
+class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all recipes share."""
+
+    env: EnvConfig
+    seed: Annotated[int, Meta(ge=0, description="every random draw of the run follows from it")] = 0
+    device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="where the policy learns")] = "cpu"
+    evaluate: EvaluateConfig = EvaluateConfig()
+    stop: StopConfig = StopConfig()

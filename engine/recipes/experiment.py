@@ -1,0 +1,305 @@
+"""One experiment: a recipe trained in a run folder, with progress, pictures and the policies it leaves.
+
+`run_experiment` is what the command line and `ppo.train(...)` share; `load_policy` reads what it saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from engine import config as configs
+from engine.context import Middleware, OnlineContext
+from engine.envs.vector import Episode
+from engine.errors import EngineError, MissingExtra, StateError, UsageError
+from engine.middleware.functional.evaluate import evaluate, run_episodes
+from engine.middleware.recorder import Recorder
+from engine.policies import files
+from engine.recipes.config import RunConfig
+from engine.recipes.parts import make_evaluation_env
+from engine.runs import plots
+from engine.runs.folder import Run
+from engine.runs.logs import logging_to
+from engine.runs.metrics import read_metrics
+from engine.runs.progress import Progress
+from engine.runs.trackers import TensorBoard
+from engine.runs.video import Video
+from engine.seeding import stream
+from engine.task import Task
+
+Recipe: TypeAlias = Callable[..., Task]
+"""``recipe(config, *, watch=None) -> Task``; the config's type is the annotation of its first parameter."""
+
+ROWS = 200
+"""About how many rows of metrics a run writes."""
+
+FINAL_EPISODES = 20
+
+
+def run_experiment(recipe: Recipe, config: RunConfig, *, run: Run, progress: str = "auto") -> Run:
+    """Train `recipe` in the folder of `run` and leave there everything that it is known for.
+
+    Returns the run with state ``finished``, or ``interrupted`` after a first Ctrl-C (everything
+    saved).  An error, or a second Ctrl-C, is written into run.json and raised.
+    """
+    total = config.stop.env_step
+    recorder: Recorder | None = None
+
+    def watch(policy: Any) -> Middleware:
+        nonlocal recorder
+        tensorboard = TensorBoard(run.path / "tb")
+        recorder = Recorder(
+            run, policy, progress=display, trackers=[tensorboard], every=max(1, total // ROWS)
+        )
+        return recorder
+
+    with (
+        logging_to(run.file("logs/main-0.jsonl")),
+        Progress(progress, total, run.name) as display,  # type: ignore[arg-type]
+    ):
+        try:
+            with recipe(config, watch=watch) as task:
+                if recorder is None:
+                    raise UsageError(f"{_name(recipe)} did not use the `watch` that it was given")
+                task.own(recorder).measure()
+                recorder.watch(lambda: task.timings)
+                threads = getattr(getattr(config, "train", None), "threads", None)
+                if threads is not None:
+                    display.message(f"torch computes with {threads} thread(s): train.threads")
+                ctx = task.run()
+                interrupted = task.finish_reason == "interrupted"
+                if not interrupted:
+                    _evaluate_last(config, recorder, ctx)
+                recorder.write(ctx)  # type: ignore[arg-type]
+                recorder.save_last()
+            _draw(run, config, recorder)
+            result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
+            if not interrupted:
+                result |= _examine(run, config, display)
+            state = "interrupted" if interrupted else "finished"
+            run.finish(state, task.finish_reason, result=result)
+        except KeyboardInterrupt:
+            run.finish("interrupted", "interrupted twice: nothing was saved after the last evaluation")
+            raise
+        except BaseException as error:
+            run.finish("failed", f"{type(error).__name__}: {error}")
+            raise
+    return run
+
+
+def train_with(
+    recipe: Recipe,
+    env: str | None,
+    *,
+    seed: int = 0,
+    config: RunConfig | None = None,
+    overrides: Sequence[str] = (),
+    run_dir: str | Path | None = None,
+    progress: str = "auto",
+) -> Run:
+    """Train a recipe from Python; see `engine.recipes.ppo.train`."""
+    algo, kind = _name(recipe), config_type(recipe)
+    words = [f"seed={seed}", *overrides]
+    if config is not None:
+        if env is not None and env != config.env.id:
+            raise UsageError(f"env is {env!r} but config.env.id is {config.env.id!r}; give one of them")
+        if overrides:
+            raise UsageError(
+                "give either a config or overrides; a config can be changed with msgspec.structs.replace"
+            )
+        settings = None
+        wanted: Any = msgspec.structs.replace(config, seed=seed or config.seed)
+    else:
+        if env is None:
+            raise UsageError(f"{algo}.train needs an environment, like {algo}.train('CartPole-v1')")
+        settings = configs.override(shipped(algo, env), words)
+        wanted = configs.convert(settings, kind)
+    run = Run.create(env=wanted.env.id, algo=algo, seed=wanted.seed, run_dir=run_dir)
+    run.describe(config=configs.to_yaml(wanted, settings, recipe=target(recipe)), overrides=list(overrides))
+    return run_experiment(recipe, wanted, run=run, progress=progress)
+
+
+def shipped(algo: str, env: str) -> Any:
+    """Return the settings of the shipped configuration for an environment, or just its id."""
+    for name in configs.names():
+        if name.startswith(f"{algo}/"):
+            settings = configs.load(name)
+            if settings.values.get("env", {}).get("id") == env:
+                return settings
+    return configs.override(configs.Settings({}, {}), [f"env.id={env}"])
+
+
+def config_type(recipe: Recipe) -> type[RunConfig]:
+    """Return the type of a recipe's first argument."""
+    hints = typing.get_type_hints(recipe, localns={"Task": Task, "Watch": Any, "Run": Run})
+    hints.pop("return", None)
+    kind: type[RunConfig] = next(iter(hints.values()))
+    return kind
+
+
+def target(recipe: Recipe) -> str:
+    """Return ``module:function`` for a recipe."""
+    return f"{recipe.__module__}:{_name(recipe)}"
+
+
+def load_policy(path: str | Path, *, device: str = "cpu", model: Any = None) -> Any:
+    """Return the trained policy of a run (the best by evaluation, else the last) or of a policy's folder.
+
+    `path` is the folder of a run, its name, ``latest``, or a folder with policy.safetensors.
+    Raises `UsageError` for an unknown run and `StateError` for one without a policy.
+    """
+    folder = Path(path)
+    if not (folder / files.WEIGHTS).is_file():
+        folder = policy_folder(Run.open(path))
+    return files.load_policy(folder, device=device, model=model)
+
+
+def policy_folder(run: Run) -> Path:
+    """Return the folder of a run's best policy, or of its last; raises `StateError` where it has none."""
+    for which in ("best", "last"):
+        folder = run.path / "policies" / which
+        if (folder / files.WEIGHTS).is_file():
+            return folder
+    raise StateError(f"{run.path} has no policy yet: the first is saved at the first evaluation")
+
+
+def play(
+    policy: Any,
+    env: Any,
+    episodes: int,
+    *,
+    deterministic: bool = True,
+) -> list[Episode]:
+    """Play episodes with a policy in a `VectorEnv` and return them."""
+    start = _start_of(env)
+
+    def act(obs: Any) -> Any:
+        return np.asarray(policy.act(obs, deterministic=deterministic)) - start
+
+    return run_episodes(act, env, episodes)
+
+
+def film(policy: Any, config: RunConfig, folder: Path, *, episodes: int, env_step: int) -> list[Path]:
+    """Film deterministic episodes, each into a file named by its return; return the paths.
+
+    Raises `MissingExtra` where frames cannot be drawn.
+    """
+    paths = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with _without_screen(), make_evaluation_env(config, render_mode="rgb_array") as env:
+        start = _start_of(env)
+        obs = env.reset(episode=0)
+        for number in range(episodes):
+            unnamed = folder / f".step_{env_step:09d}-ep{number}.mp4"
+            with Video(unnamed, fps=env.render_fps) as video:
+                over: tuple[Episode, ...] = ()
+                while not over:
+                    video.add(env.render()[0])
+                    step = env.step(np.asarray(policy.act(obs, deterministic=True)) - start)
+                    obs, over = step.obs, step.episodes
+            named = f"step_{env_step:09d}-ep{number}-return{over[0].return_:+.0f}.mp4"
+            paths.append(unnamed.replace(folder / named))
+    return paths
+
+
+def summary(run: Run) -> str:
+    """Return what to tell the user at the end of a run: the result, the files, what to try next."""
+    result = run.result
+    lines = [f"{run.state}: {run.info.get('stop_reason')}"]
+    if "return_mean" in result:
+        lines.append(
+            f"return  {result['return_mean']:.1f} ± {result['return_std']:.1f} "
+            f"(best policy, {result['episodes']} fresh episodes, deterministic)"
+        )
+    for label, pattern in (
+        ("policy", "policies/*"),
+        ("curve", "plots/learning_curve.png"),
+        ("video", "videos/*.mp4"),
+    ):
+        lines += [f"{label:<7} {path}" for path in sorted(run.path.glob(pattern))]
+    lines += [
+        "next:",
+        f"  engine eval {run.path} --episodes 100",
+        f"  engine plot {run.path}",
+        f"  tensorboard --logdir {run.path / 'tb'}",
+    ]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _without_screen() -> Iterator[None]:
+    """Let SDL, which draws many environments, draw in memory and say nothing, unless told otherwise."""
+    missing = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+    missing = {name: value for name, value in missing.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any) -> None:
+    """Evaluate where the run ended, unless that was just done."""
+    if "eval/return_mean" in ctx.metrics:
+        return
+    detached = OnlineContext(env_step=ctx.env_step, env_episode=ctx.env_episode, train_iter=ctx.train_iter)
+    actor = recorder.policy.actor(stream(config.seed, "evaluate", 1))
+    with make_evaluation_env(config) as env:
+        # The episodes after those of the regular evaluations.
+        env.reset(episode=1_000_000)
+        evaluate(recorder.policy, actor, env, num_episodes=config.evaluate.episodes)(detached)
+    recorder(detached)
+
+
+def _examine(run: Run, config: RunConfig, display: Progress) -> dict[str, Any]:
+    """Play fresh episodes with the best policy: choosing the best has flattered its own; film it."""
+    policy = load_policy(run.path)
+    with make_evaluation_env(config) as env:
+        env.reset(episode=2_000_000)
+        returns = [episode.return_ for episode in play(policy, env, FINAL_EPISODES)]
+    if config.evaluate.video:
+        try:
+            step = int(read_metrics(run.path / "metrics.jsonl").rows[-1]["env_step"])
+            film(policy, config, run.path / "videos", episodes=config.evaluate.video, env_step=step)
+        except (MissingExtra, EngineError) as error:
+            display.message(f"no film was made: {error}")
+    return {
+        "return_mean": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "episodes": len(returns),
+    }
+
+
+def _draw(run: Run, config: RunConfig, recorder: Recorder) -> None:
+    metrics = read_metrics(run.path / "metrics.jsonl")
+    title = f"{run.info['algo']} on {run.info['env']}, seed {run.info['seed']}"
+    folder = run.path / "plots"
+    folder.mkdir(exist_ok=True)
+    try:
+        plots.learning_curve(
+            {run.info["algo"]: [metrics]},
+            folder / "learning_curve.png",
+            title=title,
+            threshold=config.stop.return_mean,
+        )
+        plots.losses(metrics, folder / "losses.png", title=title)
+    except EngineError as error:
+        (folder / "nothing-to-draw.txt").write_text(f"{error}\n", encoding="utf-8")
+    plots.timing(recorder.seconds(), folder / "timing.png", title=title)
+
+
+def _start_of(env: Any) -> Any:
+    """What Discrete actions count from: policies act as the environment wants it, `VectorEnv` from 0."""
+    return getattr(env.single_action_space, "start", 0)
+
+
+def _name(recipe: Recipe) -> str:
+    return str(getattr(recipe, "__name__", recipe))
