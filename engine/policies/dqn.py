@@ -1,0 +1,219 @@
+"""Deep Q-learning: one gradient step a call, towards targets from a slower copy of the net.
+
+Mnih et al. 2015; double targets van Hasselt et al. 2016; dueling heads Wang et al. 2016.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from engine.errors import ConfigError, EnvError
+from engine.nets.encoders import encoder
+from engine.nets.q_network import QNetwork
+from engine.ops.dqn import dqn_gradient, dqn_target
+from engine.policies.base import TorchPolicy, flatten, weights_of, zero_observations
+from engine.policies.config import DQNConfig
+from engine.policies.device import leaf_map, to_tensors
+from engine.policies.forward import q_forward
+from engine.policies.noise import Noise, uniform
+from engine.policies.spaces import Space
+from engine.types import Arrays
+
+_CPU = torch.device("cpu")
+
+
+class DQN(TorchPolicy):
+    """DQN for Discrete actions.
+
+    `model` replaces the net: an `nn.Module` that maps observations to (B, A), see
+    `nets.q_network.QModel`.  `act` without `deterministic=True` takes a random action with
+    probability `epsilon`, an attribute to set.  Raises `EnvError` for other action spaces.
+    """
+
+    algorithm = "dqn"
+    config_type = DQNConfig
+    config: DQNConfig
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        config: DQNConfig | None = None,
+        *,
+        device: str = "cpu",
+        seed: int = 0,
+        model: nn.Module | None = None,
+    ) -> None:
+        config = config or DQNConfig()
+        if not isinstance(action_space, spaces.Discrete):
+            raise EnvError(
+                f"DQN chooses among Discrete actions; {action_space} needs another algorithm, such as PPO"
+            )
+        self.actions = int(action_space.n)
+        if model is not None:
+            _check(model, observation_space, self.actions)
+
+        def build() -> nn.Module:
+            return QNetwork(
+                encoder(observation_space),
+                self.actions,
+                hidden=config.hidden,
+                activation=config.activation,
+                dueling=config.dueling,
+            )
+
+        super().__init__(
+            observation_space, action_space, config, build=build, model=model, device=device, seed=seed
+        )
+        self.epsilon = 0.05
+        self.target = copy.deepcopy(self.model).requires_grad_(False)
+        self._target_weights = flatten(self.target)
+        self._forward = q_forward(self.model, self.device)
+        self._target_forward = q_forward(self.target, self.device)
+
+    def _choose(self, obs: Arrays, deterministic: bool) -> Any:
+        action = self._forward(obs)[0].argmax(-1)
+        if deterministic:
+            return action
+        return _explore(action, uniform(self._act_generator, (len(action), 2)), self.epsilon, self.actions)
+
+    def actor(self, generator: np.random.Generator) -> DQNActor:
+        """Return a copy on CPU that collects, drawing from `generator`, which is its own from now on."""
+        return DQNActor(self, generator)
+
+    def learn(self, batch: Any) -> dict[str, float]:
+        """Take one gradient step on a batch; update the target net when it is due; return metrics.
+
+        Columns (B, ...): obs, action, reward, next_obs, and `discount` (gamma^k, 0 where terminated) or,
+        for one-step transitions, `terminated`.  A truncated row bootstraps like any other.
+        """
+        config, columns = self.config, self._columns(batch)
+        target = self._targets(columns)
+        if self.custom_model:
+            self.model.train()
+        q = self.model(to_tensors(columns["obs"], self.device))
+        if self.custom_model:
+            self.model.eval()
+        values = q.detach().numpy() if self._on_cpu else q.detach()
+        loss, d_q, error = dqn_gradient(values, columns["action"], target, huber=config.huber)
+        norm = self._backward([q], [d_q])
+        self.version += 1
+        if self.version % config.target_update == 0:
+            self._update_target()
+        found = [loss, values.mean(), abs(error).mean(), norm]
+        if not self._on_cpu:
+            found = torch.stack([torch.as_tensor(x) for x in found]).tolist()
+        return {
+            "train/loss_q": float(found[0]),
+            "train/q_mean": float(found[1]),
+            "train/td_error": float(found[2]),
+            "train/grad_norm": float(found[3]),
+            "train/learning_rate": self.learning_rate,
+        }
+
+    def _targets(self, columns: dict[str, Any]) -> Any:
+        config = self.config
+        if "discount" in columns:
+            discount = columns["discount"]
+        elif config.n_step == 1:
+            going_on = ~columns["terminated"]
+            discount = config.discount * (going_on.astype(np.float32) if self._on_cpu else going_on.float())
+        else:
+            raise ValueError("n-step transitions need the column 'discount', gamma^k and 0 where terminated")
+        if self._on_cpu:
+            (target_q,) = self._target_forward(columns["next_obs"])
+            online_q = self._forward(columns["next_obs"])[0] if config.double else None
+        else:
+            with torch.no_grad():
+                target_q = self.target(columns["next_obs"])
+                online_q = self.model(columns["next_obs"]) if config.double else None
+        return dqn_target(columns["reward"], discount, target_q, online_q)
+
+    def _update_target(self) -> None:
+        if self.config.tau == 1.0:
+            self._target_weights.copy_from(self._weights)
+        else:
+            self._target_weights.move_towards(self._weights, self.config.tau)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "target": weights_of(self.target), "epsilon": self.epsilon}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.target.load_state_dict(state["target"])
+        self.epsilon = float(state["epsilon"])
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy named tensors into the model and into the target net."""
+        super().load_weights(weights)
+        self._target_weights.copy_from(self._weights)
+
+
+class DQNActor:
+    """Acts for collecting, with a copy of the policy's weights on CPU.
+
+    `sample` gives the column ``action``: random with probability `epsilon` in each row, greedy
+    otherwise.  `epsilon` is an attribute for a schedule to set.
+    """
+
+    def __init__(self, policy: DQN, generator: np.random.Generator) -> None:
+        self.version = policy.version
+        self.epsilon = policy.epsilon
+        self._actions = policy.actions
+        self._model = copy.deepcopy(policy.model).to(_CPU).eval()
+        self._weights = flatten(self._model)
+        self._forward = q_forward(self._model, _CPU)
+        self._noise = Noise(generator, uniform, 2)
+
+    def sample(self, obs: Arrays) -> dict[str, Arrays]:
+        """Choose actions for observations (B, ...); return the columns to record."""
+        action = self._forward(obs)[0].argmax(-1)
+        return {"action": _explore(action, self._noise(len(action)), self.epsilon, self._actions)}
+
+    def act(self, obs: Arrays) -> Arrays:
+        """Return greedy actions (B,); draws no numbers."""
+        actions: Arrays = self._forward(obs)[0].argmax(-1)
+        return actions
+
+    def load(self, policy: DQN) -> None:
+        """Copy the policy's weights and version."""
+        self._weights.copy_from(policy._weights)
+        self.version = policy.version
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "epsilon": self.epsilon,
+            "model": weights_of(self._model),
+            "noise": self._noise.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.version, self.epsilon = int(state["version"]), float(state["epsilon"])
+        self._model.load_state_dict(state["model"])
+        self._noise.load_state_dict(state["noise"])
+
+
+def _explore(greedy: Any, numbers: Any, epsilon: float, actions: int) -> Any:
+    """Return greedy actions, replaced by uniform ones where the first of a row's two numbers is < epsilon."""
+    explores = numbers[:, 0] < epsilon
+    if not explores.any():
+        return greedy
+    return np.where(explores, (numbers[:, 1] * actions).astype(greedy.dtype), greedy)
+
+
+def _check(model: nn.Module, observation_space: Space, actions: int) -> None:
+    """Raise `ConfigError` unless a model of the user's own answers as the algorithm expects."""
+    place = next(iter(model.parameters()), torch.zeros(())).device
+    with torch.no_grad():
+        out = model(leaf_map(lambda leaf: leaf.to(place), zero_observations(observation_space, 2)))
+    if tuple(getattr(out, "shape", ())) != (2, actions):
+        found = getattr(out, "shape", out)
+        raise ConfigError(f"for 2 observations {type(model).__name__} gave {found}; expected (2, {actions})")
