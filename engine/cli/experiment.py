@@ -1,0 +1,104 @@
+"""Where the command line meets what trains: the only file of it that imports recipes and torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.cli.target import Target, resolve
+from engine.errors import UsageError
+from engine.runs.folder import Run
+
+if TYPE_CHECKING:
+    from engine.pipeline import Node
+
+
+def check(target: Target) -> None:
+    """Raise EnvError or MissingExtra for an environment that cannot be made; imports no torch."""
+    from engine.envs.config import EnvConfig
+    from engine.envs.make import check_env
+
+    env = getattr(target.config, "env", None)
+    if isinstance(env, EnvConfig):
+        check_env(env)
+
+
+def spaces(target: Target) -> str:
+    """The observation and action space in words, or nothing where the configuration names no environment."""
+    from engine.envs.config import EnvConfig
+    from engine.envs.make import check_env
+
+    env = getattr(target.config, "env", None)
+    if not isinstance(env, EnvConfig):
+        return ""
+    observation, action = check_env(env)
+    return f"env          {env.id} x {env.num_envs}\nobservation  {observation}\naction       {action}"
+
+
+def env_id(target: Target) -> str:
+    """What the run's folder is named after."""
+    return str(getattr(getattr(target.config, "env", None), "id", "no-env"))
+
+
+def train(target: Target, run: Run, *, progress: str) -> Run:
+    """Train in the folder of `run`; return it with its final state."""
+    from engine.recipes.experiment import run_experiment
+
+    return run_experiment(target.recipe, target.config, run=run, progress=progress)
+
+
+def summary(run: Run) -> str:
+    """What to tell at the end of a run."""
+    from engine.recipes.experiment import summary
+
+    return summary(run)
+
+
+def nodes(target: Target) -> list[Node]:
+    """Build the task and return its pipeline as nodes; everything it opened is closed again."""
+    with target.recipe(target.config) as task:
+        return list(task.graph())
+
+
+def play(
+    run: Run, *, episodes: int, seed: int | None, env: str | None, which: str | None, videos: int
+) -> tuple[Path, list[tuple[float, int]], list[Path]]:
+    """Play deterministic episodes with a run's policy; return its path, (return, length) of each, and films.
+
+    `seed` and `env` replace those of the run; `which` is ``best``, ``last``, or None for the best there is.
+    """
+    from engine.recipes import experiment
+    from engine.recipes.parts import make_evaluation_env
+
+    words = [f"env.id={env}"] if env else []
+    words += [f"seed={seed}"] if seed is not None else []
+    words.append(f"evaluate.episodes={episodes}")
+    target = resolve(str(run.path / "config.yaml"), words)
+    check(target)
+    folder = run.path / "policies" / which if which else experiment.policy_folder(run)
+    if not folder.is_dir():
+        raise UsageError(f"{run.path} has no {which} policy")
+    policy = experiment.load_policy(folder)
+    with make_evaluation_env(target.config) as environment:
+        _check_spaces(policy, environment, env)
+        environment.reset(episode=3_000_000)  # after every episode that chose or judged the policy
+        played = experiment.play(policy, environment, episodes)
+    films: list[Path] = []
+    if videos:
+        step = int(run.result.get("env_step") or 0)
+        films = experiment.film(policy, target.config, run.path / "videos", episodes=videos, env_step=step)
+    return folder, [(float(episode.return_), int(episode.length)) for episode in played], films
+
+
+def _check_spaces(policy: Any, environment: Any, env: str | None) -> None:
+    pairs: list[tuple[str, Callable[[Any], Any]]] = [
+        ("observation", lambda owner: getattr(owner, "single_observation_space", None)),
+        ("action", lambda owner: getattr(owner, "single_action_space", None)),
+    ]
+    for kind, of in pairs:
+        mine, theirs = getattr(policy, f"{kind}_space", None), of(environment)
+        if env and mine is not None and mine != theirs:
+            raise UsageError(
+                f"the policy cannot play {env}: its {kind} space is {theirs}, the policy's {mine}"
+            )

@@ -1,0 +1,151 @@
+"""The command as a whole: quick, helpful, one screen for every mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from engine.cli.main import COMMANDS, HIDDEN, call, cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def engine(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "engine.cli.main", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        timeout=100,
+    )
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ENGINE_RUNS", "ENGINE_DEBUG", "ENGINE_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_help_takes_less_than_150_milliseconds() -> None:
+    fastest = 1e9
+    for _ in range(7):
+        start = time.perf_counter()
+        assert engine("--help").returncode == 0
+        fastest = min(fastest, time.perf_counter() - start)
+        if fastest < 0.15:
+            break
+    assert fastest < 0.15
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from engine.cli.main import call; call(['--help'])\n"
+        "print('HEAVY', {'torch', 'numpy', 'gymnasium', 'rich', 'yaml', 'msgspec'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "HEAVY set()" in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_in_its_help_what_the_list_says_and_gives_examples(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    if name not in HIDDEN:
+        assert (command.help or "").splitlines()[0] == COMMANDS[name][1]
+        assert "Examples:" in (command.epilog or "")
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["-h"], ["--help"], ["run", "-h"], ["new", "middleware", "--help"], ["--version"]]
+)
+def test_asking_for_help_is_no_mistake(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(words) == 0
+    shown = capsys.readouterr()
+    assert shown.out
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["rnu"], 2, "no command 'rnu'; did you mean 'run'?"),
+        (["zzzzzz"], 2, "`engine --help` lists them"),
+        (["run"], 2, "missing argument 'TARGET'"),
+        (["run", "ppo/cartpole", "--sed", "3"], 2, "did you mean '--seed'"),
+        (["run", "ppo/cartpole", "--policy.clip=1"], 2, "values are set without dashes: policy.clip=..."),
+        (["run", "ppo/cartpole", "--seed", "x"], 2, "'x' is not a valid integer"),
+        (["run", "ppo/cartpole", "--progress", "loud"], 2, "'loud' is not one of"),
+        (["run", "ppo/cartpol"], 2, "no configuration 'ppo/cartpol'; did you mean 'ppo/cartpole'?"),
+        (["run", "gone.py"], 2, "no script 'gone.py'"),
+        (["run", "engine.recipes.pp:ppo"], 2, "did you mean 'engine.recipes.ppo'?"),
+        (["run", "engine.recipes.ppo:pp", "env.id=X"], 2, "has no recipe 'pp'; did you mean 'ppo'?"),
+        (["run", "engine.recipes.ppo:train"], 3, "is no recipe: its first parameter must be annotated"),
+        (["run", "ppo/cartpole", "policy.learning_rat=1"], 3, "did you mean 'learning_rate'?"),
+        (["run", "ppo/cartpole", "learning_rate=1"], 3, "did you mean 'policy.learning_rate'?"),
+        (["run", "ppo/cartpole", "policy.learning_rate=fast"], 3, "must be a number"),
+        (["run", "ppo/cartpole", "policy.learning_rate=-1"], 3, "a number > 0.0, got -1 (command line"),
+        (["run", "ppo/cartpole", "seed"], 3, "is not of the form key=value"),
+        (["run", "ppo/cartpole", "env.id=CartPol-v1"], 3, "did you mean 'CartPole-v1'?"),
+        (["run", "ppo/cartpole", "env.id=nowhere:Env"], 3, "there is no module 'nowhere'"),
+        (["run", "ppo/cartpole", "--run-dir", "file/x"], 2, "choose another with --run-dir"),
+        (["run", "broken.yaml"], 3, "not valid YAML"),
+        (["run", "no_recipe.yaml"], 3, "names no recipe"),
+        (["run", "bad_recipe.yaml"], 3, "did you mean 'ppo'?"),
+        (["run", "script.py", "--dry-run"], 2, "a script can only be run"),
+        (["eval", "nope"], 2, "no run 'nope' in runs"),
+        (["eval", "latest"], 2, "there is no latest run"),
+        (["show", "."], 2, "has no run.json"),
+        (["plot"], 2, "missing argument 'RUN...'"),
+        (["graph", "ppo/cartpole", "--format", "png"], 2, "'png' is not one of"),
+        (["new", "midleware", "x"], 2, "Did you mean 'middleware'?"),
+        (["config", "show", "ppo/cartpole", "sed=1"], 3, "did you mean 'seed'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_screen_without_traceback(
+    words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("")
+    Path("script.py").write_text("")
+    Path("broken.yaml").write_text("a: [")
+    Path("no_recipe.yaml").write_text("seed: 1")
+    Path("bad_recipe.yaml").write_text("recipe: engine.recipes.ppo:pop")
+    assert call(words) == code
+    shown = capsys.readouterr()
+    assert sentence.lower() in shown.err.lower()
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") < 12
+    assert shown.out == ""
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("word", ["policy.clip=x", "nothing=1", "env.id=CartPol-v1", "env.num_envs=0"])
+def test_mistakes_are_found_before_torch_is_imported(word: str) -> None:
+    code = (
+        "import sys; from engine.cli.main import call\n"
+        f"code = call(['run', 'ppo/cartpole', {word!r}]); print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "3 False\n"
+
+
+def test_a_process_shows_the_mistake_and_the_traceback_only_when_debugging() -> None:
+    plain, debug = engine("show", "nope"), engine("show", "nope", ENGINE_DEBUG="1")
+    assert plain.returncode == 2
+    assert plain.stderr == "error: no run 'nope' in runs; `engine list` shows what there is\n"
+    assert "Traceback" in debug.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_mistake() -> None:
+    words = f"{sys.executable} -m engine.cli.main config show ppo/cartpole | true"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == ""

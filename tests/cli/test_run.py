@@ -1,0 +1,212 @@
+"""`engine run`, and what its folder is good for afterwards."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from engine.cli.main import call
+from engine.runs.folder import Run
+
+ROOT = Path(__file__).parents[2]
+SHORT = [
+    "stop.env_step=512",
+    "env.num_envs=4",
+    "collect.num_steps=32",
+    "evaluate.episodes=2",
+    "evaluate.every=256",
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a short run was made by the command, and what it printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    out, err = io.StringIO(), io.StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        code = call(["run", "ppo/cartpole", *SHORT, "--seed", "3", "--name", "short", "--progress", "json"])
+    assert code == 0, err.getvalue()
+    (folder / "stdout").write_text(out.getvalue())
+    (folder / "stderr").write_text(err.getvalue())
+    return folder
+
+
+@pytest.fixture
+def inside(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv("ENGINE_RUNS", raising=False)
+    return trained
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ENGINE_RUNS", raising=False)
+    return tmp_path
+
+
+def test_a_run_leaves_a_folder_that_describes_it(inside: Path) -> None:
+    run = Run.open("latest")
+    assert run.path.name.startswith("ppo-short-s3-")
+    assert (run.state, run.info["seed"], run.info["recipe"]) == ("finished", 3, "engine.recipes.ppo:ppo")
+    assert (run.path / "overrides.txt").read_text().splitlines() == [*SHORT, "seed=3"]
+    for name in ("config.yaml", "metrics.jsonl", "packages.txt", "source.diff", "plots/learning_curve.png"):
+        assert (run.path / name).exists(), name
+    assert "num_steps: 32" in (run.path / "config.yaml").read_text()
+
+
+def test_results_go_to_stdout_and_progress_to_stderr(inside: Path) -> None:
+    assert "return" in (inside / "stdout").read_text()
+    lines = (inside / "stderr").read_text().splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    assert rows[-1]["env_step"] >= 512
+
+
+def test_the_folders_config_runs_again(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.open("latest")
+    assert call(["run", str(run.path / "config.yaml"), "--print-config"]) == 0
+    again = [line.split("  #")[0] for line in capsys.readouterr().out.splitlines()]
+    assert again == [line.split("  #")[0] for line in (run.path / "config.yaml").read_text().splitlines()]
+    assert call(["run", str(run.path)]) == 2
+    assert "to do it once more: engine run" in capsys.readouterr().err
+
+
+def test_eval_prints_one_object_with_json(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["eval", "latest", "--episodes", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["episodes"] == len(report["returns"]) == 3
+    assert report["return_mean"] == pytest.approx(sum(report["returns"]) / 3)
+    assert report["length_mean"] == report["return_mean"], "CartPole pays one a step"
+    assert call(["eval", "latest", "--episodes", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == report, "the same seed plays the same episodes"
+    assert call(["eval", "latest", "--episodes", "3", "--json", "--seed", "99", "--policy", "last"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert other["returns"] != report["returns"]
+    assert other["policy"].endswith("last")
+
+
+def test_eval_tells_a_person_and_films(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["eval", "latest", "--episodes", "2", "--video", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "return " in shown
+    film = Path(shown.splitlines()[-1].split()[-1])
+    assert film.suffix == ".mp4"
+    assert film.stat().st_size > 1000
+
+
+def test_eval_refuses_an_environment_of_other_spaces(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["eval", "latest", "--env", "Acrobot-v1"]) == 2
+    assert "the policy cannot play Acrobot-v1" in capsys.readouterr().err
+
+
+def test_plot_prints_the_path_of_the_picture(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["plot", "latest", "--x", "time", "--output", "curve.svg"]) == 0
+    assert capsys.readouterr().out == "curve.svg\n"
+    assert "<svg" in Path("curve.svg").read_text()
+    assert call(["plot", "latest", "--y", "train/los_value"]) == 1
+    assert "no run holds train/los_value" in capsys.readouterr().err
+    assert call(["plot", "latest", "latest"]) == 0
+
+
+def test_list_and_show_tell_state_and_return(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "ppo/cartpole" in [row["name"] for row in found["configs"]]
+    assert [row["state"] for row in found["runs"]] == ["finished"]
+    assert found["runs"][0]["best_return"] >= found["runs"][0]["last_return"] > 0
+    assert call(["list"]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert call(["show", "latest"]) == 0
+    assert "ppo, seed 3" in capsys.readouterr().out
+    assert call(["show", "latest", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["env_step"] >= 512
+
+
+def test_a_dry_run_builds_everything_and_writes_nothing(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["run", "ppo/cartpole", "--dry-run", "env.num_envs=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "collector" in shown
+    assert "num_envs: 2" in shown
+    assert "Discrete(2)" in shown
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_first_interrupt_saves_and_exits_130(elsewhere: Path) -> None:
+    words = ["run", "ppo/cartpole", *SHORT, "stop.env_step=10_000_000", "evaluate.every=1_000_000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine.cli.main", *words, "--progress", "json", "--run-dir", "exact"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if '"env_step"' in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert str(Path("exact/policies/last")) in out, "it says where the policy is"
+    assert Run.open("exact").state == "interrupted"
+
+
+SCRIPT = """
+import sys
+import msgspec
+import engine
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    power: int = 1
+
+config = engine.overrides(Config)
+run = engine.run_folder()
+run.write("answer.txt", f"{config.power} {__name__} {len(sys.argv)}")
+if config.power == 13:
+    raise RuntimeError("unlucky")
+if config.power == 14:
+    sys.exit(4)
+"""
+
+
+def test_a_script_gets_its_folder_and_overrides(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.py").write_text(SCRIPT)
+    assert call(["run", "x.py", "power=3", "--run-dir", "one"]) == 0
+    assert Path("one/answer.txt").read_text() == "3 __main__ 1"
+    assert "power: 3  # command line" in Path("one/config.yaml").read_text()
+    assert Run.open("one").state == "finished"
+    assert call(["run", "x.py", "powr=3", "--run-dir", "two"]) == 3
+    assert "did you mean 'power'?" in capsys.readouterr().err
+    assert Run.open("two").state == "failed"
+    assert call(["run", "x.py", "power=14", "--run-dir", "three"]) == 4
+    with pytest.raises(RuntimeError, match="unlucky"):
+        call(["run", "x.py", "power=13", "--run-dir", "four"])
+    assert Run.open("four").info["stop_reason"] == "RuntimeError: unlucky"
+
+
+def test_the_same_script_runs_under_plain_python(elsewhere: Path) -> None:
+    Path("x.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "x.py"], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    (answer,) = Path("runs").glob("script/x-s0-*/answer.txt")
+    assert answer.read_text() == "1 __main__ 1"
+
+
+def test_a_script_that_ignores_its_overrides_is_told(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("x.py").write_text("print('done')")
+    assert call(["run", "x.py", "a=1"]) == 0
+    assert "a=1 changed nothing" in capsys.readouterr().err
