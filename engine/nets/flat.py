@@ -14,11 +14,11 @@ from torch import nn
 
 
 class FlatParameters:
-    """Views a module's parameters as one vector `parameter`, with `parameter.grad` beside it.
+    """Views a module's parameters as one vector `parameter`, with its `gradient` beside it.
 
     Each parameter keeps its shape and becomes a view of the vector; updates of either are
-    seen by both.  Backward adds into `parameter.grad`; call `zero_grad` before it.  The module
-    must stay where it is: move it to its device first, and load weights in place.
+    seen by both.  Backward adds into `gradient` (also `parameter.grad`); call `zero_grad` before
+    it.  The module must stay where it is: move it to its device first, and load weights in place.
     Raises `ValueError` for parameters of several dtypes or devices, or of none.
     """
 
@@ -41,14 +41,14 @@ class FlatParameters:
             start = end
         self.parameter = nn.Parameter(vector)
         self.parameter.grad = gradient
-        self._gradient = gradient
+        self.gradient = gradient
         self._array: Any = gradient.numpy() if gradient.device.type == "cpu" else None
         self.zero_grad()
 
     def zero_grad(self) -> None:
         """Set every gradient to zero, keeping its memory."""
-        self._gradient.zero_()
-        self.parameter.grad = self._gradient
+        self.gradient.zero_()
+        self.parameter.grad = self.gradient
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             # someone's own zero_grad() may have dropped the view
             if parameter.grad is not gradient:
@@ -64,8 +64,8 @@ class FlatParameters:
             if norm > max_norm:
                 self._array *= max_norm / (norm + 1e-6)
             return norm
-        size = torch.linalg.vector_norm(self._gradient)
-        self._gradient.mul_((max_norm / (size + 1e-6)).clamp(max=1.0))
+        size = torch.linalg.vector_norm(self.gradient)
+        self.gradient.mul_((max_norm / (size + 1e-6)).clamp(max=1.0))
         return size
 
     def copy_from(self, other: FlatParameters) -> None:

@@ -53,9 +53,9 @@ def dqn_loss(q: Array, action: Array, target: Array, *, huber: float | None = 1.
 def dqn_gradient(q: Array, action: Array, target: Array, *, huber: float | None = 1.0) -> DQNGradient:
     """Return `dqn_loss` of the same arguments with its derivative by q: clip(d, -k, k) / B at the action."""
     xp = namespace(q)
-    columns = xp.cumulative_sum(xp.ones_like(q[0]), axis=0) - 1
-    chosen, zeros = action[:, None] == columns, xp.zeros_like(q)
-    error = xp.sum(xp.where(chosen, q, zeros), axis=-1) - target
+    ones, zeros = xp.ones_like(q[0]), xp.zeros_like(q)
+    chosen = action[:, None] == xp.cumulative_sum(ones, axis=0) - 1
+    error = xp.where(chosen, q, zeros) @ ones - target
     near = error if huber is None else xp.clip(error, -huber, huber)
     loss = xp.mean(near * (error - 0.5 * near))
     return DQNGradient(loss, xp.where(chosen, (near * (1.0 / q.shape[0]))[:, None], zeros), error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from engine.errors import ConfigError, StateError
+from engine.nets.adam import Adam
 from engine.nets.flat import FlatParameters
 from engine.policies.config import DQNConfig, PPOConfig, decayed
 from engine.policies.device import choose_device, leaf_map
@@ -56,9 +56,7 @@ class TorchPolicy:
         self.model = model.to(self.device).eval()
         self._weights = flatten(self.model)
         # One vector to optimize: Adam's and clipping's cost no longer grows with the layers.
-        self._optimizer = torch.optim.Adam(
-            [self._weights.parameter], lr=config.learning_rate, eps=config.adam_epsilon, fused=True
-        )
+        self._optimizer = Adam(self._weights, learning_rate=config.learning_rate, epsilon=config.adam_epsilon)
         self._act_generator = stream(seed, "policy_act")
         self._shuffle_generator = stream(seed, "policy_shuffle")
         self._on_cpu = self.device.type == "cpu"
@@ -88,11 +86,11 @@ class TorchPolicy:
     @property
     def learning_rate(self) -> float:
         """Adam's step size from now on; part of the state."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return self._optimizer.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._optimizer.param_groups[0]["lr"] = float(value)
+        self._optimizer.learning_rate = float(value)
 
     def set_progress(self, fraction: float) -> None:
         """Set the learning rate to what the config's decay asks when this fraction of the run is done.
@@ -133,7 +131,7 @@ class TorchPolicy:
             "algorithm": self.algorithm,
             "version": self.version,
             "model": weights_of(self.model),
-            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
             "generators": {
                 "act": self._act_generator.bit_generator.state,
                 "shuffle": self._shuffle_generator.bit_generator.state,
