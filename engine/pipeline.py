@@ -322,18 +322,14 @@ class Compiler:
         self.hooks_of = hooks_of
         self.runners: dict[int, Run] = {}
         self.groups: list[Group] = []
-        self.names: list[str] = []
 
     def member(self, middleware: Middleware, full_name: str) -> Middleware:
         """Return the callable that stands for a member under its full name."""
-        self.names.append(full_name)
         call: Middleware = middleware
-        inner = middleware if isinstance(middleware, Group) else getattr(middleware, "pipeline", None)
-        if isinstance(inner, Group) and id(inner) not in self.runners:
-            self.groups.append(inner)
-            self.runners[id(inner)] = inner.compile(self, full_name)
         if isinstance(middleware, Group):
-            call = self.runners[id(middleware)]
+            call = self._group(middleware, full_name)
+        elif isinstance(inner := getattr(middleware, "pipeline", None), Group):
+            self._group(inner, full_name)
         hooks = self.hooks_of(full_name) if self.hooks_of is not None else None
         if hooks is not None:
             if hooks.timing is not None and hooks.clock is not None:
@@ -341,6 +337,12 @@ class Compiler:
             if hooks:
                 call = _hooked(call, hooks, full_name)
         return call
+
+    def _group(self, group: Group, full_name: str) -> Run:
+        run = group.compile(self, full_name)
+        self.groups.append(group)
+        self.runners.setdefault(id(group), run)
+        return run
 
     def chain(self, members: Sequence[Middleware], names: Sequence[str], path: str = "") -> Run:
         """Return a function that runs members forward and their second halves in reverse."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from engine.bus.bus import Bus
 from engine.errors import (
     ConflictError,
     DeadlineExceeded,
-    EngineError,
     Finishing,
     UnknownName,
     UsageError,
@@ -511,6 +509,11 @@ def test_no_thread_is_left_behind() -> None:
     assert threading.enumerate() == before
 
 
-def test_every_error_of_the_engine_is_an_engine_error() -> None:
-    assert issubclass(UsageError, EngineError)
-    assert os.path.exists(os.path.dirname(__file__))
+def test_one_group_used_twice_is_hooked_under_both_names() -> None:
+    log: list[str] = []
+    group = serial(say(log, "x"))
+    with Task() as task:
+        task.use(group, group)
+        task.before("serial#2.say", say(log, "second"))
+        task.run(max_step=1)
+    assert log == ["x", "second", "x"]

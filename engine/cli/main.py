@@ -26,9 +26,7 @@ COMMANDS = {
     "config": ("engine.cli.config:config", "Look at configurations."),
     "doctor": ("engine.cli.doctor:doctor", "Check this machine, and say what to do about what is missing."),
     "new": ("engine.cli.new:new", "Write a first version of your own code, with a test that passes."),
-    "demo": ("engine.cli.run:demo", ""),
 }
-HIDDEN = {"demo"}
 
 EXAMPLES = """\b
 Examples:
@@ -44,7 +42,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which they are met."""
-        return [name for name in COMMANDS if name not in HIDDEN]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import a command."""

@@ -84,17 +84,6 @@ def run(
     return train(resolved, words, name=name, run_dir=run_dir, progress=progress, given=target)
 
 
-@click.command(hidden=True)
-@click.argument("overrides", nargs=-1)
-@click.option("--progress", type=click.Choice(MODES), default="auto")
-def demo(overrides: tuple[str, ...], progress: str) -> int:
-    """Train CartPole with PPO until it is solved, and film an episode."""
-    words = ["evaluate.video=1", *overrides]
-    resolved = resolve("ppo/cartpole", words)
-    experiment.check(resolved)
-    return train(resolved, words, progress=progress, given="ppo/cartpole")
-
-
 def train(
     target: Target,
     words: list[str],

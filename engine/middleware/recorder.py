@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.context import OnlineContext
+from engine.context import Context
 from engine.middleware.functional.log import Averages
 from engine.middleware.functional.rhythm import Every
 from engine.pipeline import Timing
@@ -24,7 +24,8 @@ class Recorder:
     A row of metrics is written for every `every` env steps and at each evaluation; it holds the
     means since the row before, ``train_iter`` and ``time/sps`` (env steps a second, pauses included).
 
-    Stands last in the pipeline.  Reads: ctx.metrics, the counters.
+    Stands last in the pipeline.  Without a policy (None) nothing is saved but the metrics; without
+    ``ctx.env_step`` iterations are counted.  Reads: ctx.metrics, the counters.
     """
 
     transient = ("_writer", "_trackers", "_progress", "_timings", "_clock")
@@ -55,32 +56,32 @@ class Recorder:
         """Show what ``timings()`` says about the cost of each middleware."""
         self._timings = timings
 
-    def __call__(self, ctx: OnlineContext) -> None:
-        metrics = ctx.metrics
+    def __call__(self, ctx: Context) -> None:
+        metrics, env_step = ctx.metrics, ctx.get("env_step", ctx.total_step)
         self._averages.add(metrics)
         evaluated = metrics.get("eval/return_mean")
         if evaluated is not None:
             self._evaluated(evaluated)
-        if self._due(ctx.env_step) or evaluated is not None:
+        if self._due(env_step) or evaluated is not None:
             self.write(ctx)
-            self._progress.update(ctx.env_step, metrics, self.seconds())
+            self._progress.update(env_step, metrics, self.seconds())
         else:
-            self._progress.update(ctx.env_step, metrics)
+            self._progress.update(env_step, metrics)
 
-    def write(self, ctx: OnlineContext) -> None:
+    def write(self, ctx: Context) -> None:
         """Write a row now, unless nothing has been measured since the last one."""
         means = self._averages.take()
         if not means:
             return
-        now = self._clock()
-        then, env_step = self._last
-        row: dict[str, Any] = {"train_iter": ctx.train_iter, **means}
-        if ctx.env_step > env_step and now > then:
-            row["time/sps"] = (ctx.env_step - env_step) / (now - then)
-        self._writer.write(ctx.env_step, row)
+        now, env_step = self._clock(), ctx.get("env_step", ctx.total_step)
+        then, before = self._last
+        row: dict[str, Any] = {"train_iter": ctx.get("train_iter", 0), **means}
+        if env_step > before and now > then:
+            row["time/sps"] = (env_step - before) / (now - then)
+        self._writer.write(env_step, row)
         for tracker in self._trackers:
-            tracker.log(ctx.env_step, row)
-        self._last = now, ctx.env_step
+            tracker.log(env_step, row)
+        self._last = now, env_step
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds that each middleware of the pipeline has taken, those inside others left out."""
@@ -88,7 +89,8 @@ class Recorder:
 
     def save_last(self) -> None:
         """Save the policy as it is, as the last one."""
-        save_policy(self.policy, self.run.path / "policies" / "last")
+        if self.policy is not None:
+            save_policy(self.policy, self.run.path / "policies" / "last")
 
     def close(self) -> None:
         """Force everything to disk."""
@@ -99,6 +101,6 @@ class Recorder:
     def _evaluated(self, return_mean: float) -> None:
         self.save_last()
         # Of equals the later one is kept: it has seen more.
-        if self.best is None or return_mean >= self.best:
+        if self.policy is not None and (self.best is None or return_mean >= self.best):
             self.best = return_mean
             save_policy(self.policy, self.run.path / "policies" / "best")

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,11 +25,12 @@ from engine.policies import files
 from engine.recipes.config import RunConfig
 from engine.recipes.parts import make_evaluation_env
 from engine.runs import plots
+from engine.runs.diagram import render
 from engine.runs.folder import Run
 from engine.runs.logs import logging_to
 from engine.runs.metrics import read_metrics
 from engine.runs.progress import Progress
-from engine.runs.trackers import TensorBoard
+from engine.runs.trackers import TensorBoard, Trackers
 from engine.runs.video import Video
 from engine.seeding import stream
 from engine.task import Task
@@ -43,55 +44,68 @@ ROWS = 200
 FINAL_EPISODES = 20
 
 
-def run_experiment(recipe: Recipe, config: RunConfig, *, run: Run, progress: str = "auto") -> Run:
+def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "auto") -> Run:
     """Train `recipe` in the folder of `run` and leave there everything that it is known for.
 
     Returns the run with state ``finished``, or ``interrupted`` after a first Ctrl-C (everything
     saved).  An error, or a second Ctrl-C, is written into run.json and raised.
+
+    A recipe of the user's own may leave `watch` out; then metrics are recorded, and policies
+    and their evaluation are its own affair.
     """
-    total = config.stop.env_step
-    recorder: Recorder | None = None
-
-    def watch(policy: Any) -> Middleware:
-        nonlocal recorder
-        tensorboard = TensorBoard(run.path / "tb")
-        recorder = Recorder(
-            run, policy, progress=display, trackers=[tensorboard], every=max(1, total // ROWS)
-        )
-        return recorder
-
+    total = getattr(getattr(config, "stop", None), "env_step", None)
+    title = f"{run.info['algo']} · {run.info['env']} · seed {run.info['seed']}"
     with (
         logging_to(run.file("logs/main-0.jsonl")),
-        Progress(progress, total, run.name) as display,  # type: ignore[arg-type]
+        Progress(progress, total, title) as display,  # type: ignore[arg-type]
+        _told(run),
     ):
-        try:
-            with recipe(config, watch=watch) as task:
-                if recorder is None:
+        recorders: list[Recorder] = []
+
+        def watch(policy: Any = None) -> Middleware:
+            trackers = Trackers([TensorBoard(run.path / "tb")])
+            every = max(1, (total or 0) // ROWS)
+            recorders.append(Recorder(run, policy, progress=display, trackers=[trackers], every=every))
+            return recorders[0]
+
+        watched = "watch" in inspect.signature(recipe).parameters
+        with recipe(config, watch=watch) if watched else recipe(config) as task:
+            if not recorders:
+                if watched:
                     raise UsageError(f"{_name(recipe)} did not use the `watch` that it was given")
-                task.own(recorder).measure()
-                recorder.watch(lambda: task.timings)
-                threads = getattr(getattr(config, "train", None), "threads", None)
-                if threads is not None:
-                    display.message(f"torch computes with {threads} thread(s): train.threads")
-                ctx = task.run()
-                interrupted = task.finish_reason == "interrupted"
-                if not interrupted:
-                    _evaluate_last(config, recorder, ctx)
-                recorder.write(ctx)  # type: ignore[arg-type]
-                recorder.save_last()
-            _draw(run, config, recorder)
-            result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
-            if not interrupted:
-                result |= _examine(run, config, display)
-            state = "interrupted" if interrupted else "finished"
-            run.finish(state, task.finish_reason, result=result)
-        except KeyboardInterrupt:
-            run.finish("interrupted", "interrupted twice: nothing was saved after the last evaluation")
-            raise
-        except BaseException as error:
-            run.finish("failed", f"{type(error).__name__}: {error}")
-            raise
+                task.use(watch())
+            recorder = recorders[0]
+            task.own(recorder).measure()
+            recorder.watch(lambda: task.timings)
+            run.write("pipeline.mmd", render(task.graph(), "mermaid"))
+            threads = getattr(getattr(config, "train", None), "threads", None)
+            if threads is not None:
+                display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")
+            ctx = task.run()
+            interrupted = task.finish_reason == "interrupted"
+            if watched and not interrupted:
+                _evaluate_last(config, recorder, ctx)
+            recorder.write(ctx)
+            recorder.save_last()
+        _draw(run, config, recorder)
+        result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
+        if watched and not interrupted:
+            result |= _examine(run, config, display)
+        run.finish("interrupted" if interrupted else "finished", task.finish_reason, result=result)
     return run
+
+
+@contextlib.contextmanager
+def _told(run: Run) -> Iterator[None]:
+    """Write into run.json how it ended, when it ends in an error."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.finish("interrupted", "interrupted at once: what came after the last evaluation is not saved")
+        raise
+    except BaseException as error:
+        run.finish("failed", f"{type(error).__name__}: {error}")
+        raise
 
 
 def train_with(
@@ -138,9 +152,8 @@ def shipped(algo: str, env: str) -> Any:
 
 def config_type(recipe: Recipe) -> type[RunConfig]:
     """Return the type of a recipe's first argument."""
-    hints = typing.get_type_hints(recipe, localns={"Task": Task, "Watch": Any, "Run": Run})
-    hints.pop("return", None)
-    kind: type[RunConfig] = next(iter(hints.values()))
+    first = next(iter(inspect.signature(recipe).parameters.values()))
+    kind: type[RunConfig] = eval(first.annotation, recipe.__globals__)
     return kind
 
 
@@ -250,7 +263,9 @@ def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any) -> None:
     """Evaluate where the run ended, unless that was just done."""
     if "eval/return_mean" in ctx.metrics:
         return
-    detached = OnlineContext(env_step=ctx.env_step, env_episode=ctx.env_episode, train_iter=ctx.train_iter)
+    detached: Any = OnlineContext(
+        env_step=ctx.env_step, env_episode=ctx.env_episode, train_iter=ctx.train_iter
+    )
     actor = recorder.policy.actor(stream(config.seed, "evaluate", 1))
     with make_evaluation_env(config) as env:
         # The episodes after those of the regular evaluations.

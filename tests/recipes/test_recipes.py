@@ -1,0 +1,173 @@
+"""The recipes end to end: they run, repeat bit for bit, and leave what they promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import engine
+from engine.envs.config import EnvConfig
+from engine.errors import ConfigError, StateError, UsageError
+from engine.policies.config import DQNConfig, PPOConfig
+from engine.recipes import dqn as dqn_recipe
+from engine.recipes import ppo as ppo_recipe
+from engine.recipes.config import EvaluateConfig, StopConfig
+from engine.recipes.dqn import DQNRun, dqn
+from engine.recipes.experiment import run_experiment, summary
+from engine.recipes.ppo import PPORun, ppo
+from engine.runs.folder import Run
+
+NEVER = EvaluateConfig(every=1_000_000)
+
+
+def short_ppo(env: str = "CartPole-v1", num_envs: int = 8, seed: int = 3, **more: Any) -> PPORun:
+    return PPORun(
+        env=EnvConfig(id=env, num_envs=num_envs),
+        seed=seed,
+        policy=PPOConfig(epochs=2, hidden=(16,)),
+        collect=ppo_recipe.CollectConfig(num_steps=32),
+        **{"evaluate": NEVER, "stop": StopConfig(env_step=500), **more},
+    )
+
+
+def short_dqn(
+    env: str = "CartPole-v1", num_envs: int = 1, seed: int = 3, n_step: int = 1, **more: Any
+) -> DQNRun:
+    return DQNRun(
+        env=EnvConfig(id=env, num_envs=num_envs),
+        seed=seed,
+        policy=DQNConfig(hidden=(16,), target_update=20, n_step=n_step),
+        train=dqn_recipe.TrainConfig(warm_up=50, batch_size=16, buffer_size=200),
+        **{"evaluate": NEVER, "stop": StopConfig(env_step=300), **more},
+    )
+
+
+def trained(recipe: Any, config: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    """Run a recipe; return the final parameters and the last context."""
+    policies: list[Any] = []
+
+    def watch(policy: Any) -> Any:
+        policies.append(policy)
+        return lambda ctx: None
+
+    with recipe(config, watch=watch) as task:
+        ctx = task.run()
+    return policies[0].state_dict()["model"], ctx
+
+
+@pytest.mark.parametrize("num_envs", [1, 8])
+@pytest.mark.parametrize(("recipe", "config"), [(ppo, short_ppo), (dqn, short_dqn)])
+def test_the_same_seed_gives_the_same_parameters_bit_for_bit(recipe: Any, config: Any, num_envs: int) -> None:
+    torch.rand(3)  # whatever happened to the global generator before
+    first, _ = trained(recipe, config(num_envs=num_envs))
+    np.random.seed(0)
+    torch.rand(7)
+    second, _ = trained(recipe, config(num_envs=num_envs))
+    other, _ = trained(recipe, config(num_envs=num_envs, seed=4))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_evaluating_changes_nothing_about_training() -> None:
+    never, _ = trained(ppo, short_ppo())
+    often, ctx = trained(ppo, short_ppo(evaluate=EvaluateConfig(every=100, episodes=3)))
+    assert "eval/return_mean" in ctx.metrics
+    assert all(torch.equal(never[name], often[name]) for name in never)
+
+
+@pytest.mark.parametrize(
+    "env", ["engine.envs.toy:DictEnv", "engine.envs.toy:TupleEnv", "engine.envs.toy:ContinuousTargetEnv"]
+)
+def test_ppo_runs_on_dict_tuple_and_box_spaces(env: str) -> None:
+    _, ctx = trained(ppo, short_ppo(env))
+    assert ctx.env_step >= 500
+    assert np.isfinite(list(ctx.metrics.values())).all()
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("env", ["engine.envs.toy:DictEnv", "engine.envs.toy:TupleEnv"])
+def test_dqn_runs_on_dict_and_tuple_spaces(env: str, n_step: int) -> None:
+    _, ctx = trained(dqn, short_dqn(env, num_envs=3, n_step=n_step))
+    assert ctx.train_iter == ctx.env_step - 50
+
+
+def test_ppo_solves_the_dict_environment() -> None:
+    config = short_ppo(
+        "engine.envs.toy:DictEnv", stop=StopConfig(env_step=8_000), evaluate=EvaluateConfig(every=8_000)
+    )
+    config = msgspec.structs.replace(config, policy=PPOConfig(learning_rate=1e-2, hidden=(32,)))
+    _, ctx = trained(ppo, config)
+    from engine.envs.toy import DictEnv
+
+    assert ctx.metrics["eval/return_mean"] >= 0.9 * DictEnv().optimal_return
+
+
+def test_train_leaves_a_folder_that_describes_itself_and_a_policy_that_acts(tmp_path: Path) -> None:
+    run = ppo_recipe.train(
+        "CartPole-v1",
+        seed=1,
+        overrides=["stop.env_step=600", "evaluate.every=300", "evaluate.episodes=2", "evaluate.video=0"],
+        run_dir=tmp_path / "run",
+        progress="off",
+    )
+    info = json.loads((run.path / "run.json").read_text())
+    assert (info["state"], info["seed"], info["env"]) == ("finished", 1, "CartPole-v1")
+    assert {"return_mean", "return_std", "episodes"} <= info["result"].keys()
+    assert run.metrics().series("eval/return_mean")[0][-1] >= 600, "the last policy is evaluated too"
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "plots/learning_curve.png",
+        "plots/timing.png",
+        "logs/main-0.jsonl",
+    ):
+        assert (run.path / name).stat().st_size >= 0
+    assert list((run.path / "tb").glob("events.*"))
+    policy = engine.load_policy(run.path)
+    env = gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    action = policy.act(obs, deterministic=True)
+    assert env.action_space.contains(action)
+    assert policy.act(np.stack([obs, obs]), deterministic=True).tolist() == [action, action]
+    assert str(run.path) in summary(run)
+
+
+def test_train_without_a_shipped_configuration_starts_from_defaults(tmp_path: Path) -> None:
+    run = dqn_recipe.train(
+        "engine.envs.toy:DictEnv",
+        overrides=["stop.env_step=200", "train.warm_up=50", "evaluate.episodes=2"],
+        run_dir=tmp_path / "run",
+        progress="off",
+    )
+    assert run.state == "finished"
+
+
+def test_wrong_ways_to_call_train_say_what_is_right(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs an environment"):
+        ppo_recipe.train()
+    with pytest.raises(ConfigError, match="learning_rate"):
+        ppo_recipe.train("CartPole-v1", overrides=["policy.learning_rat=1"], run_dir=tmp_path / "x")
+    with pytest.raises(UsageError, match="env is"):
+        ppo_recipe.train("Acrobot-v1", config=short_ppo())
+
+
+def test_a_failing_environment_leaves_a_failed_run_and_the_error(tmp_path: Path) -> None:
+    run = Run.create(env="crash", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    config = short_ppo("engine.envs.toy:CrashEnv")
+    with pytest.raises(Exception, match=".") as caught:
+        run_experiment(ppo, config, run=run, progress="off")
+    assert any("collector.step" in note for note in caught.value.__notes__)
+    assert Run.open(run.path).state == "failed"
+
+
+def test_a_run_without_a_policy_says_so(tmp_path: Path) -> None:
+    run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    with pytest.raises(StateError, match="no policy yet"):
+        engine.load_policy(run.path)
