@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -36,15 +36,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_help_takes_less_than_150_milliseconds() -> None:
-    fastest = 1e9
-    for _ in range(7):
-        start = time.perf_counter()
-        assert engine("--help").returncode == 0
-        fastest = min(fastest, time.perf_counter() - start)
-        if fastest < 0.15:
-            break
-    assert fastest < 0.15
+def test_help_takes_little_more_than_importing_click() -> None:
+    """150 ms on an idle machine; processor time against a baseline holds on a busy one too."""
+
+    def seconds(*words: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert subprocess.run([sys.executable, *words], capture_output=True, cwd=ROOT).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    pairs = [(seconds("-m", "engine.cli.main", "--help"), seconds("-c", "import click")) for _ in range(5)]
+    assert min(took for took, _ in pairs) < 2 * min(base for _, base in pairs) + 0.02
 
 
 def test_help_imports_nothing_heavy() -> None:
