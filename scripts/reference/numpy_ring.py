@@ -1,7 +1,8 @@
 """A replay ring in bare numpy: the least that uniform replay can cost.
 
 Reference for speed; imports nothing from engine.  Five preallocated columns, insertion of a whole
-vector of transitions by slices (split in two where the ring wraps), sampling by one fancy index a column.
+vector of transitions by slices (split in two where the ring wraps), sampling by one `take` a column
+(several times faster than a fancy index).
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class NumpyRing:
         """Return `batch_size` transitions drawn uniformly with replacement."""
         index = self.generator.integers(0, self.size, batch_size)
         return {
-            "obs": self.obs[index],
-            "action": self.action[index],
-            "reward": self.reward[index],
-            "next_obs": self.next_obs[index],
-            "terminated": self.terminated[index],
+            "obs": self.obs.take(index, 0),
+            "action": self.action.take(index, 0),
+            "reward": self.reward.take(index, 0),
+            "next_obs": self.next_obs.take(index, 0),
+            "terminated": self.terminated.take(index, 0),
         }
