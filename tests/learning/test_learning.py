@@ -1,0 +1,44 @@
+"""The shipped configurations learn; minutes long, run by hand: `bash scripts/test.sh -m slow`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.recipes import dqn, ppo
+
+SEEDS = [0, 1, 2, 3, 4]
+
+
+def best_return(recipe: Any, env: str, seed: int, folder: Path) -> tuple[float, int]:
+    """Train a shipped configuration; return what its best policy reaches in fresh episodes, and the env steps."""
+    run = recipe.train(
+        env, seed=seed, overrides=["evaluate.video=0"], run_dir=folder / f"s{seed}", progress="off"
+    )
+    return run.result["return_mean"], run.result["env_step"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ppo_solves_cartpole_within_100k_env_steps(seed: int, tmp_path: Path) -> None:
+    reached, env_steps = best_return(ppo, "CartPole-v1", seed, tmp_path)
+    assert env_steps <= 100_000
+    assert reached >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_dqn_solves_cartpole_within_50k_env_steps_on_four_of_five_seeds(tmp_path: Path) -> None:
+    results = [best_return(dqn, "CartPole-v1", seed, tmp_path) for seed in SEEDS]
+    assert all(env_steps <= 50_000 for _, env_steps in results)
+    assert sum(reached >= 475 for reached, _ in results) >= 4, results
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ppo_solves_acrobot(tmp_path: Path) -> None:
+    reached, _ = best_return(ppo, "Acrobot-v1", 0, tmp_path)
+    assert reached >= -100
