@@ -36,6 +36,8 @@ def quiet() -> Iterator[None]:
     """Silence gymnasium's own warnings, which tell of versions and spaces that were chosen on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"\s*(\x1b\[\d+m)?WARN: ")
+        # Box2D's wrapper warns while it is imported, and crashes where warnings are errors.
+        warnings.filterwarnings("ignore", message=r"builtin type [Ss]wig")
         yield
 
 
