@@ -63,7 +63,7 @@ class Context:
     # The link to the task and what it compiled; class attributes so that a detached context
     # needs neither.  Neither is copied nor pickled.
     _task: ClassVar[Task | None] = None
-    _runners: ClassVar[dict[int, Callable[[Any], None]] | None] = None
+    _runners: ClassVar[dict[Any, Callable[[Any], None]] | None] = None
     _kept: ClassVar[frozenset[str]] = frozenset()
     _finish_reason: ClassVar[str | None] = None
 
@@ -109,10 +109,7 @@ class Context:
         raise _UnknownField(name, type(self).__name__, self._known())
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        state.pop("_task", None)
-        state.pop("_runners", None)
-        return state
+        return {name: value for name, value in self.__dict__.items() if name not in _LINKS}
 
 
 @dataclass(eq=False)
@@ -148,6 +145,9 @@ class OfflineContext(Context):
     batch: Any = unwritten()
     """What to train on: one TreeTensor (N, ...)."""
 
+
+# What ties a context to the task, hook or parallel group under way; a copy is free of it.
+_LINKS = frozenset({"_task", "_runners", "_running", "_writes", "_before"})
 
 Middleware: TypeAlias = Callable[[Any], Iterator[None] | None]
 """Takes ctx and returns nothing; one `yield` splits it into the way in and the way out."""
@@ -221,49 +221,56 @@ def _carry(ctx: Context, fresh: Context) -> None:
 
 def _view_class(kind: type[Context]) -> type[Context]:
     def __setattr__(self: Any, name: str, value: Any) -> None:
+        kind.__setattr__(self, name, value)
         self.__dict__["_writes"].add(name)
-        object.__setattr__(self, name, value)
 
     def __delattr__(self: Any, name: str) -> None:
+        kind.__delattr__(self, name)
         self.__dict__["_writes"].add(name)
-        object.__delattr__(self, name)
 
-    body = {"__setattr__": __setattr__, "__delattr__": __delattr__, "__module__": kind.__module__}
-    _VIEWS[kind] = type(kind.__name__, (kind,), body)
+    def __reduce__(self: Any) -> tuple[Any, ...]:  # a copy is a context of its own, not a view
+        return object.__new__, (kind,), self.__getstate__()
+
+    body = {"__setattr__": __setattr__, "__delattr__": __delattr__, "__reduce__": __reduce__}
+    _VIEWS[kind] = type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "_viewed": kind})
     return _VIEWS[kind]
 
 
 def view(ctx: Context) -> Context:
     """Return a context that reads like `ctx` and remembers what is written to it."""
-    seen: Context = object.__new__(_VIEWS.get(type(ctx)) or _view_class(type(ctx)))
+    kind: type[Context] = getattr(type(ctx), "_viewed", type(ctx))  # a view of a view is a view
+    seen: Context = object.__new__(_VIEWS.get(kind) or _view_class(kind))
     seen.__dict__.update(ctx.__dict__)
     seen.__dict__["metrics"] = dict(ctx.metrics)
+    seen.__dict__["_before"] = dict(ctx.metrics)
     seen.__dict__["_writes"] = set()
     return seen
 
 
-def writes(ctx: Context, seen: Context) -> set[str]:
-    """Return what a view wrote: field names, and ``metrics[key]`` for each metric."""
-    changed: set[str] = seen.__dict__["_writes"] - {"metrics"}
-    before = ctx.metrics
-    for key, value in seen.metrics.items():
-        if key not in before or before[key] is not value:
-            changed.add(f"metrics[{key!r}]")
-    return changed
+def writes(seen: Context) -> set[str]:
+    """Return what a view wrote or deleted: field names, and ``metrics[key]`` for each metric."""
+    written: set[str] = seen.__dict__["_writes"] - {"metrics"}
+    return written | {f"metrics[{key!r}]" for key in _metrics_written(seen)}
+
+
+def _metrics_written(seen: Context) -> list[str]:
+    old, new, nothing = seen.__dict__["_before"], seen.metrics, object()
+    return [key for key in {**old, **new} if old.get(key, nothing) is not new.get(key, nothing)]
 
 
 def merge(ctx: Context, seen: Context) -> None:
     """Write into `ctx` what was written to its view."""
     for name in seen.__dict__["_writes"] - {"metrics"}:
         if name in seen.__dict__:
-            ctx.__dict__[name] = seen.__dict__[name]
+            setattr(ctx, name, seen.__dict__[name])
+        elif name in ctx.__dict__:
+            delattr(ctx, name)
+    for key in _metrics_written(seen):
+        if key in seen.metrics:
+            ctx.metrics[key] = seen.metrics[key]
         else:
-            ctx.__dict__.pop(name, None)
-    before = ctx.metrics
-    for key, value in seen.metrics.items():
-        if key not in before or before[key] is not value:
-            before[key] = value
-    for private in ("_kept", "_finish_reason"):
-        if private in seen.__dict__:
-            held = seen.__dict__[private]
-            ctx.__dict__[private] = ctx._kept | held if private == "_kept" else held
+            ctx.metrics.pop(key, None)
+    if seen._kept:
+        ctx.__dict__["_kept"] = ctx._kept | seen._kept
+    if seen._finish_reason is not None:
+        ctx.__dict__.setdefault("_finish_reason", seen._finish_reason)

@@ -23,7 +23,10 @@ middleware, the iteration and the role.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class EngineError(Exception):
@@ -82,6 +85,11 @@ class DeadlineExceeded(EngineError, TimeoutError):
 
 class Finishing(EngineError):
     """Ends an unbounded wait of a task that is finishing; nothing was changed by the wait."""
+
+
+def foremost(errors: Sequence[E]) -> E:
+    """Return the first error; a `Finishing`, which a run ends quietly by, only where it is all there is."""
+    return next((error for error in errors if not isinstance(error, Finishing)), errors[0])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from engine.context import Context, Middleware, merge, view, writes
-from engine.errors import ConflictError, MiddlewareError, UsageError
+from engine.errors import ConflictError, MiddlewareError, UsageError, foremost
 
 Run: TypeAlias = Callable[[Any], None]
 """A compiled pipeline: runs to completion and returns None."""
@@ -113,8 +113,12 @@ def _check_return(stop: StopIteration, name: str) -> None:
 
 
 def _second_yield(suspended: Generator[None, None, Any], name: str) -> MiddlewareError:
-    suspended.close()
-    return MiddlewareError(f"middleware {name!r} yielded twice; one yield parts the way in from the way out")
+    error = MiddlewareError(f"middleware {name!r} yielded twice; one yield parts the way in from the way out")
+    try:
+        suspended.close()
+    except Exception as closing:  # it yields a third time, or its own cleaning up fails
+        error.add_note(f"then closing it raised {type(closing).__name__}: {closing}")
+    return error
 
 
 def _resume(suspended: Generator[None, None, Any], name: str) -> None:
@@ -148,21 +152,25 @@ def _throw(suspended: Generator[None, None, Any], name: str, error: BaseExceptio
         ):
             raise error from None  # Python turns a StopIteration that leaves a generator into a RuntimeError
         raise
-    raise _second_yield(suspended, name) from error
+    else:
+        raise _second_yield(suspended, name) from error
+    finally:
+        del error  # no cycle between this frame and the traceback
 
 
 def _note(error: BaseException, name: str, ctx: Any) -> None:
     """Say once on `error` where it happened."""
     iteration = getattr(ctx, "total_step", None)
-    if getattr(error, "_engine_noted", ()) == (iteration,):
-        return
     task = getattr(ctx, "_task", None)
+    here = (id(task), iteration)  # a task that runs inside another has both say where
+    if getattr(error, "_engine_noted", None) == here:
+        return
     role = f", role {task.role!r}" if task is not None else ""
     error.add_note(f"raised in middleware {name!r}, iteration {iteration}{role}")
     with contextlib.suppress(
         AttributeError
     ):  # an exception class may refuse attributes; then two notes stand
-        error._engine_noted = (iteration,)  # type: ignore[attr-defined]
+        error._engine_noted = here  # type: ignore[attr-defined]
 
 
 # --- hooks ------------------------------------------------------------------------------
@@ -225,50 +233,69 @@ def _timed(call: Middleware, timing: Timing, clock: Callable[[], float], name: s
 
 
 def _hooked(call: Middleware, hooks: Hooks, name: str) -> Middleware:
-    wrappers = [contextlib.contextmanager(wrapper) for wrapper in hooks.around]
+    labels = (*(f"{name} (around: {name_of(wrapper)})" for wrapper in hooks.around), name)
 
-    def half(ctx: Any, function: Callable[..., Any], *args: Any) -> Any:
+    def half(ctx: Any, body: Middleware) -> None:
         """Run one half inside every wrapper, the first asked for outermost."""
-        if not wrappers:
-            return function(*args)
-        with contextlib.ExitStack() as stack:
-            for wrapper in wrappers:
-                stack.enter_context(wrapper(ctx))
-            return function(*args)
-        return None  # type: ignore[unreachable]  # a wrapper swallowed the error
+        if hooks.around:
+            _chain((*hooks.around, body), labels)(ctx)
+        else:
+            body(ctx)
 
-    def first(ctx: Any) -> Generator[None, None, Any] | None:
-        result = call(ctx)
-        return None if result is None else _suspended(result, name)
+    def second_half(ctx: Any, suspended: Generator[None, None, Any]) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            finish(ctx, suspended, error)
+        else:
+            finish(ctx, suspended, None)
 
-    def hooked(ctx: Any) -> Iterator[None]:
+    def finish(ctx: Any, suspended: Generator[None, None, Any], error: BaseException | None) -> None:
+        def second(ctx: Any) -> None:
+            if error is None:
+                _resume(suspended, name)
+            else:
+                _throw(suspended, name, error)
+
+        outside = _running(ctx, name)
+        try:
+            half(ctx, second)
+        except BaseException as raised:
+            _tell(suspended, name, raised)
+            raise
+        finally:
+            _running(ctx, outside)
+            error = None  # no cycle between this frame and the traceback
+
+    def hooked(ctx: Any) -> Iterator[None] | None:
+        suspended: Generator[None, None, Any] | None = None
+
+        def first(ctx: Any) -> None:
+            nonlocal suspended
+            result = call(ctx)
+            suspended = None if result is None else _suspended(result, name)
+
         outside = _running(ctx, name)
         try:
             for hook in hooks.before:
                 hook(ctx)
-            suspended = half(ctx, first, ctx)
+            half(ctx, first)
             for hook in hooks.after:
                 hook(ctx)
+        except BaseException as error:
+            _tell(suspended, name, error)
+            raise
         finally:
             _running(ctx, outside)
-        if suspended is None:
-            return
-        try:
-            yield
-        except BaseException as error:
-            outside = _running(ctx, name)
-            try:
-                half(ctx, _throw, suspended, name, error)
-            finally:
-                _running(ctx, outside)
-        else:
-            outside = _running(ctx, name)
-            try:
-                half(ctx, _resume, suspended, name)
-            finally:
-                _running(ctx, outside)
+        return None if suspended is None else second_half(ctx, suspended)
 
     return hooked
+
+
+def _tell(suspended: Generator[None, None, Any] | None, name: str, error: BaseException) -> None:
+    """Show a hook's error to the middleware whose second half it kept from running."""
+    if suspended is not None and getattr(suspended, "gi_suspended", False):
+        _throw(suspended, name, error)
 
 
 def _running(ctx: Any, name: str | None) -> str | None:
@@ -296,7 +323,7 @@ class Group:
 
     def __call__(self, ctx: Any) -> None:
         runners = getattr(ctx, "_runners", None)
-        run = None if runners is None else runners.get(id(self))
+        run = None if runners is None else runners.get(self)
         if run is None:  # called directly, outside of a task
             if self._alone is None:
                 self._alone = self.compile(Compiler())
@@ -314,14 +341,13 @@ class Group:
 class Compiler:
     """Turns groups into functions, with the hooks of each member's full name compiled in.
 
-    ``runners`` collects what it made by the identity of the group, so that a class which
-    calls its own ``self.pipeline`` gets the hooks too; ``groups`` keeps them alive.
+    ``runners`` collects what it made of each group, so that a class which calls its own
+    ``self.pipeline`` gets the hooks too.
     """
 
     def __init__(self, hooks_of: HooksOf | None = None) -> None:
         self.hooks_of = hooks_of
-        self.runners: dict[int, Run] = {}
-        self.groups: list[Group] = []
+        self.runners: dict[Group, Run] = {}
 
     def member(self, middleware: Middleware, full_name: str) -> Middleware:
         """Return the callable that stands for a member under its full name."""
@@ -340,8 +366,7 @@ class Compiler:
 
     def _group(self, group: Group, full_name: str) -> Run:
         run = group.compile(self, full_name)
-        self.groups.append(group)
-        self.runners.setdefault(id(group), run)
+        self.runners.setdefault(group, run)
         return run
 
     def chain(self, members: Sequence[Middleware], names: Sequence[str], path: str = "") -> Run:
@@ -443,27 +468,35 @@ class Parallel(Group):
             views = [view(ctx) for _ in runs]
             with ThreadPoolExecutor(len(runs), thread_name_prefix="parallel") as pool:
                 futures = [pool.submit(member, seen) for member, seen in zip(runs, views, strict=True)]
-            _raise_earliest([future.exception() for future in futures], full)
-            _check_writers(ctx, views, full)
+            error = _earliest([future.exception() for future in futures], full)
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error, futures  # no cycle between this frame and the traceback
+            _check_writers(views, full)
             for seen in views:
                 merge(ctx, seen)
 
         return run
 
 
-def _raise_earliest(errors: Sequence[BaseException | None], names: Sequence[str]) -> None:
-    raised = [(error, name) for error, name in zip(errors, names, strict=True) if error is not None]
-    if raised:
-        first, _ = raised[0]
-        for error, name in raised[1:]:
+def _earliest(errors: Sequence[BaseException | None], names: Sequence[str]) -> BaseException | None:
+    """Return the error of the earliest listed member, the others attached as notes."""
+    raised = {name: error for error, name in zip(errors, names, strict=True) if error is not None}
+    if not raised:
+        return None
+    first = foremost(list(raised.values()))
+    for name, error in raised.items():
+        if error is not first:
             first.add_note(f"{name!r}, in parallel, raised {type(error).__name__}: {error}")
-        raise first
+    return first
 
 
-def _check_writers(ctx: Context, views: Sequence[Context], names: Sequence[str]) -> None:
+def _check_writers(views: Sequence[Context], names: Sequence[str]) -> None:
     writer: dict[str, str] = {}
     for seen, name in zip(views, names, strict=True):
-        for written in sorted(writes(ctx, seen)):
+        for written in sorted(writes(seen)):
             if written in writer:
                 raise ConflictError(
                     f"{writer[written]!r} and {name!r} both write ctx.{written} in parallel; "

@@ -35,6 +35,8 @@ class Task:
     `open` and `close`.
     """
 
+    transient = True  # middleware may hold the task, to emit or to finish: that is no state of theirs
+
     def __init__(
         self,
         ctx: Any = None,
@@ -61,6 +63,7 @@ class Task:
         self._timings: dict[str, Timing] | None = None
         self._clock: Callable[[], float] = time.perf_counter
         self._compiled: Run | None = None
+        self._runners: dict[Any, Run] = {}
         self._owned: list[Any] = []
         self._finish_reason: str | None = None
         self._entered = False
@@ -79,7 +82,7 @@ class Task:
             raise UsageError("use() needs at least one middleware")
         if name is not None:
             pipeline.check_name(name)
-        members = list(middleware)
+        members = [pipeline.check(member) for member in middleware]
         if name is not None and len(members) > 1:
             members = [pipeline.serial(*members, name=name)]
         for member in members:
@@ -292,9 +295,12 @@ class Task:
             try:
                 self.bus.deliver()
             except Exception as error:
-                error.add_note(f"delivered after iteration {self.ctx.total_step - 1}, role {self.role!r}")
+                steps = self.ctx.total_step
+                where = f"after iteration {steps - 1}" if steps else "before the first iteration"
+                error.add_note(f"delivered {where}, role {self.role!r}")
                 raise
-            self.attention = self.bus.pending
+            if self.bus.pending:
+                self.attention = True
         if self.finish:
             return None
         return self._line()
@@ -302,14 +308,14 @@ class Task:
     def _start(self, steps: int | None) -> None:
         if steps == 0:
             return
-        if not self._fresh:
-            self.ctx = next_context(self.ctx)
-        self._fresh = False
-        self.ctx.__dict__["_task"] = self
-        run = self.boundary()
-        if run is None:
-            return
+        self.ctx.__dict__.update(_task=self, _runners=self._runners)
         try:
+            run = self.boundary()
+            if run is None:
+                return
+            if not self._fresh:
+                self.ctx = next_context(self.ctx)
+            self._fresh = False
             self._executor.run(self, run, steps)
         except Finishing:
             if not self.finish:  # raised by somebody else, for another reason
@@ -321,7 +327,7 @@ class Task:
             self._check_parallel()
             compiler = Compiler(self._hooks_of if self._hooks or self._timings is not None else None)
             self._compiled = compiler.chain(tuple(self._members.values()), tuple(self._members))
-            self.ctx.__dict__["_runners"] = compiler.runners
+            self._runners = self.ctx.__dict__["_runners"] = compiler.runners
         return self._compiled
 
     def _check_parallel(self) -> None:
@@ -394,20 +400,26 @@ class Task:
         if before is None or before is signal.SIG_IGN:
             yield
             return
-        asked = False
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            nonlocal asked
-            if asked:
-                raise KeyboardInterrupt
-            asked = True
-            self.request_finish("interrupted")
-
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, _Interrupt(self, before))
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+class _Interrupt:
+    """The first Ctrl-C asks the task to finish, and the tasks that it runs inside of; the second raises."""
+
+    def __init__(self, task: Task, before: Any) -> None:
+        self._task, self._before, self._asked = task, before, False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._task.request_finish("interrupted")
+        if isinstance(self._before, _Interrupt):
+            self._before(number, frame)
 
 
 def _checked_steps(max_step: Any) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine import OnlineContext, Task
-from engine.context import Context, kept, next_context
+from engine.context import Context, kept, next_context, view, writes
 from engine.errors import EngineError, MiddlewareError, UnknownField
 
 
@@ -105,3 +105,13 @@ def test_repr_of_a_context_with_unwritten_fields_works() -> None:
 def test_a_kept_field_written_through_a_subclass_default_is_kept() -> None:
     ctx = Context(total_step=4)
     assert next_context(ctx).total_step == 4
+
+
+def test_a_copy_of_a_view_is_a_context_of_its_own() -> None:
+    ctx = OnlineContext(env_step=3)
+    seen = view(ctx)
+    for other in (copy.copy(seen), copy.deepcopy(seen), pickle.loads(pickle.dumps(seen))):
+        other.env_step = 9
+        assert type(other) is OnlineContext
+    assert writes(seen) == set()
+    assert seen.env_step == 3

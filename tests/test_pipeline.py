@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from engine import OnlineContext, branch, parallel, repeat, serial
+from engine import OnlineContext, Task, branch, parallel, repeat, serial
 from engine.context import Context
-from engine.errors import ConflictError, MiddlewareError, UsageError
+from engine.errors import ConflictError, Finishing, MiddlewareError, UsageError
 from engine.pipeline import name_of
 
 
@@ -294,3 +297,77 @@ def test_parallel_runs_second_halves_and_leaves_no_thread() -> None:
     parallel(wrap(log, "a"), say(log, "x"))(OnlineContext())
     assert sorted(log) == ["<a", "a>", "x"]
     assert threading.active_count() == before
+
+
+def test_a_second_yield_is_told_even_if_the_generator_will_not_close() -> None:
+    def stubborn(ctx: Context) -> Iterator[None]:
+        for _ in range(2):
+            with contextlib.suppress(GeneratorExit):
+                yield
+        yield
+
+    with pytest.raises(MiddlewareError, match="'stubborn' yielded twice") as caught:
+        serial(stubborn)(Context())
+    assert "ignored GeneratorExit" in caught.value.__notes__[0]
+
+
+def test_writes_pass_through_nested_parallels() -> None:
+    def a(ctx: Any) -> None:
+        ctx.a = 1
+
+    def b(ctx: Any) -> None:
+        ctx.b = 2
+
+    def c(ctx: Any) -> None:
+        ctx.a = 3
+
+    ctx: Any = OnlineContext()
+    parallel(serial(parallel(a, b)), lambda ctx: None)(ctx)
+    assert (ctx.a, ctx.b) == (1, 2)
+    with pytest.raises(ConflictError, match=r"'serial' and 'c' both write ctx\.a"):
+        parallel(serial(parallel(a, b)), c)(OnlineContext())
+
+
+def test_parallel_merges_changed_and_deleted_metrics_and_fields() -> None:
+    def change(ctx: Any) -> None:
+        ctx.metrics["changed"] = 2
+
+    def delete(ctx: Any) -> None:
+        del ctx.metrics["deleted"]
+        del ctx.field
+
+    ctx: Any = OnlineContext()
+    ctx.metrics.update(changed=1, deleted=1, same=1)
+    ctx.field = 1
+    parallel(change, delete, lambda ctx: None)(ctx)
+    assert ctx.metrics == {"changed": 2, "same": 1}
+    assert ctx.get("field") is None
+
+
+def test_a_wait_that_ends_does_not_hide_an_error_beside_it() -> None:
+    def wait(ctx: Context) -> None:
+        raise Finishing("the wait ends")
+
+    with pytest.raises(ValueError, match="boom"):
+        parallel(wait, fail())(OnlineContext())
+
+
+def test_swallowed_errors_leave_no_context_to_the_garbage_collector() -> None:
+    contexts: list[weakref.ref[Context]] = []
+
+    def swallow(ctx: Context) -> Iterator[None]:
+        contexts.append(weakref.ref(ctx))
+        with contextlib.suppress(ValueError):
+            yield
+
+    def through(ctx: Context) -> Iterator[None]:
+        yield
+
+    gc.disable()
+    try:
+        with Task() as task:
+            task.use(swallow, through, serial(fail()), parallel(fail()))
+            task.around(through).measure().run(max_step=5)
+        assert [one() is None for one in contexts] == [True] * 4 + [False]
+    finally:
+        gc.enable()

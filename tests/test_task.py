@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from engine.errors import (
     ConflictError,
     DeadlineExceeded,
     Finishing,
+    MiddlewareError,
     UnknownName,
     UsageError,
 )
@@ -118,9 +121,13 @@ def test_owned_resources_close_in_reverse_even_after_an_error() -> None:
             if self.fails:
                 raise OSError(self.name)
 
-    with pytest.raises(ValueError, match="boom") as caught, Task() as task:
-        task.own(Resource("a"), Resource("b", fails=True), Resource("c"))
-        raise ValueError("boom")
+    def leave() -> None:
+        with Task() as task:
+            task.own(Resource("a"), Resource("b", fails=True), Resource("c"))
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom") as caught:
+        leave()
     assert log == ["c", "b", "a"]
     assert any("closing the task raised OSError" in note for note in caught.value.__notes__)
 
@@ -139,6 +146,13 @@ def test_names_are_unique_and_may_be_given() -> None:
             task.use(count, name="Not A Name")
         task.remove("count#2").use(count)
         assert "count#2" not in task.names, "a name is not given again"
+
+
+def test_use_takes_all_of_its_arguments_or_none() -> None:
+    with Task() as task:
+        with pytest.raises(MiddlewareError):
+            task.use(count, 3)
+        assert task.names == []
 
 
 # --- failing ----------------------------------------------------------------------------
@@ -168,6 +182,18 @@ def test_an_error_keeps_its_type_and_says_where() -> None:
         assert task.ctx.total_step == 2, "a failed iteration is not counted"
         with pytest.raises(Oops):
             task.run(max_step=1)
+
+
+def test_an_error_inside_a_nested_task_names_both_places() -> None:
+    def fail(ctx: Context) -> None:
+        raise ValueError
+
+    with Task(role="inner") as inner, Task(role="outer") as outer:
+        inner.use(fail)
+        outer.use(lambda ctx: inner.run(max_step=1) and None)
+        with pytest.raises(ValueError) as caught:
+            outer.run(max_step=1)
+    assert [note.rpartition("role ")[2] for note in caught.value.__notes__] == ["'inner'", "'outer'"]
 
 
 def test_a_swallowed_error_does_not_end_the_run() -> None:
@@ -262,6 +288,24 @@ def test_the_first_interrupt_ends_the_iteration_and_the_second_is_immediate(
     assert ("KeyboardInterrupt" in done.stderr) is bool(second)
 
 
+NESTED = """
+import os, signal
+from engine import Task
+def step(ctx):
+    if ctx.total_step == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+with Task() as inner, Task() as outer:
+    inner.use(step)
+    outer.use(lambda ctx: print(inner.run(max_step=5).total_step))
+    print(outer.run(max_step=5).total_step, inner.finish_reason, outer.finish_reason)
+"""
+
+
+def test_an_interrupt_ends_the_tasks_around_a_nested_one_too() -> None:
+    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2\n1 interrupted interrupted\n", done.stderr
+
+
 def test_a_run_on_another_thread_leaves_signals_alone() -> None:
     seen: list[Any] = []
     before = signal.getsignal(signal.SIGINT)
@@ -347,6 +391,84 @@ def test_hooks_reach_the_members_of_a_class_by_full_name() -> None:
     assert log == ["hook", "step", "hook", "step", "step", "step"], "hooks belong to one task"
 
 
+@pytest.mark.parametrize("where", ["after", "around, leaving the first half", "around, entering the second"])
+def test_the_middleware_sees_the_error_of_its_hook(where: str) -> None:
+    log: list[str] = []
+    entered: list[int] = []
+
+    def middle(ctx: Context) -> Iterator[None]:
+        try:
+            yield
+        except ValueError:
+            log.append("saw")
+            raise
+
+    def fail(ctx: Context) -> None:
+        raise ValueError
+
+    def around(ctx: Context) -> Iterator[None]:
+        entered.append(1)
+        if "entering" in where and len(entered) == 2:
+            fail(ctx)
+        yield
+        if "leaving" in where:
+            fail(ctx)
+
+    with Task() as task:
+        task.use(middle)
+        if where == "after":
+            task.after("middle", fail)
+        else:
+            task.around(around)
+        with pytest.raises(ValueError):
+            task.run(max_step=1)
+        assert log == ["saw"]
+
+
+def test_a_wrapper_that_yields_twice_is_named() -> None:
+    def twice(ctx: Context) -> Iterator[None]:
+        yield
+        yield
+
+    with (
+        Task(OnlineContext()) as task,
+        pytest.raises(MiddlewareError, match=r"'count \(around: twice\)' yielded twice"),
+    ):
+        task.use(count).around(twice).run(max_step=1)
+
+
+def test_hooks_leave_unusual_errors_their_type() -> None:
+    def stop(ctx: Context) -> None:
+        raise StopIteration("mine")
+
+    with Task() as task, pytest.raises(StopIteration, match="mine"):
+        task.use(stop).before("stop", lambda ctx: None).run(max_step=1)
+
+
+def test_hooks_reach_a_class_after_its_pipeline_or_the_context_was_replaced() -> None:
+    log: list[str] = []
+
+    class Crew:
+        def __init__(self) -> None:
+            self.pipeline = serial(say(log, "x"))
+
+        def __call__(self, ctx: Context) -> None:
+            self.pipeline(ctx)
+
+    crew = Crew()
+    with Task() as task:
+        task.use(crew).before("crew.say", say(log, "hook")).run(max_step=1)
+        task.ctx = Context()
+        task.run(max_step=1)
+        assert log == ["hook", "x"] * 2
+        log.clear()
+        before = weakref.ref(crew.pipeline)
+        crew.pipeline = serial(say(log, "y"))
+        assert before() is not None, "what was compiled for a group is never taken for another"
+        task.run(max_step=1)
+    assert log == ["y"]
+
+
 def test_a_hook_on_an_unknown_name_names_the_nearest() -> None:
     with Task() as task:
         task.use(count)
@@ -400,6 +522,15 @@ def test_parallel_members_that_hold_one_changing_object_are_refused() -> None:
             task.run(max_step=1)
     with Task() as task:
         task.use(parallel(user(Buffer(), "left"), user(Buffer(), "right"))).run(max_step=1)
+
+
+def test_parallel_members_may_hold_the_task_and_what_cannot_change() -> None:
+    log: list[int] = []
+    with Task() as task:
+        task.on("a_b", log.append)
+        task.use(parallel(lambda ctx: task.emit("a_b", 1), lambda ctx: task.emit("a_b", 2)))
+        task.run(max_step=1)
+    assert sorted(log) == [1, 2]
 
 
 # --- events -----------------------------------------------------------------------------
@@ -466,6 +597,43 @@ def test_a_handler_error_ends_the_run_with_its_type_and_loses_no_other() -> None
         assert "ValueError: 5" in notes
         assert "iteration 0" in notes
         assert log == [5]
+
+
+def test_an_event_before_a_run_leaves_the_context_to_be_run() -> None:
+    seen: list[Any] = []
+    ctx: Any = Context()
+    ctx.mine = 1
+    with Task(ctx) as task:
+        task.on("a_b", lambda: setattr(task, "finish", True))
+        task.use(lambda ctx: seen.append(ctx.get("mine")))
+        task.emit("a_b")
+        assert task.run(max_step=1) is ctx
+        task.run(max_step=1)
+        assert seen == [1], "a handler finished the first run before it began"
+
+        def fail() -> None:
+            raise KeyError
+
+        task.on("c_d", fail)
+        task.ctx.total_step = 0
+        task.emit("c_d")
+        with pytest.raises(KeyError) as caught:
+            task.run(max_step=1)
+        assert "before the first iteration" in caught.value.__notes__[-1]
+
+
+def test_a_waiting_thread_gets_an_event_that_a_boundary_delivers_first() -> None:
+    got: list[Any] = []
+    with Task() as task:
+        waiting = threading.Thread(target=lambda: got.append(task.wait_for("a_b", timeout=30)))
+        waiting.start()
+        while not task.bus._waits:
+            time.sleep(0)
+        with task.bus._changed:  # the thread cannot wake before the boundary
+            task.emit("a_b", 1)
+            task.bus.deliver()
+        waiting.join(30)
+    assert got == [1]
 
 
 def test_wait_for_returns_what_was_emitted_once_each() -> None:

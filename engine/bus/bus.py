@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from engine.errors import DeadlineExceeded, Finishing, UnknownName, UsageError, did_you_mean
+from engine.errors import DeadlineExceeded, Finishing, UnknownName, UsageError, did_you_mean, foremost
 
 Handler: TypeAlias = Callable[..., Any]
 
@@ -51,6 +51,12 @@ class _Subscription:
     live: bool = True
 
 
+@dataclass(eq=False)
+class _Wait:
+    event: str
+    found: _Event | None = None
+
+
 class Bus:
     """Events of one task, in memory.
 
@@ -67,6 +73,7 @@ class Bus:
         self._subscriptions: dict[str, list[_Subscription]] = {}
         self._number = 0
         self._waited: dict[str, int] = {}
+        self._waits: list[_Wait] = []
         self._finishing: Callable[[], bool] | None = None
         self._notify: Callable[[], None] | None = None
 
@@ -111,7 +118,13 @@ class Bus:
         """Queue an event for the next boundary and wake whoever waits for it."""
         with self._changed:
             self._number += 1
-            self._queue.append(_Event(check_event(event), self._number, args, kwargs))
+            emitted = _Event(check_event(event), self._number, args, kwargs)
+            self._queue.append(emitted)
+            # Handed over at once: a boundary may deliver it before the waiting thread wakes.
+            wait = next((one for one in self._waits if one.event == event and one.found is None), None)
+            if wait is not None:
+                wait.found = emitted
+                self._waited[event] = emitted.number
             self.pending = True
             if self._notify is not None:
                 self._notify()
@@ -130,20 +143,30 @@ class Bus:
             raise UsageError(f"wait_for takes timeout= in seconds, at least 0, or None, not {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while True:
-                found = self._unseen(event)
-                if found is not None:
-                    self._waited[event] = found.number
-                    return found.args[0] if len(found.args) == 1 else found.args or None
-                left = _LOOK_AGAIN_SECONDS
-                if deadline is None:
-                    if self._finishing is not None and self._finishing():
-                        raise Finishing(f"the task is finishing; the wait for {event!r} ends")
-                else:
-                    left = min(left, deadline - time.monotonic())
-                    if left <= 0:
-                        raise DeadlineExceeded(self._late(event, timeout))
-                self._changed.wait(left)
+            found = self._unseen(event)
+            if found is not None:
+                self._waited[event] = found.number
+            else:
+                wait = _Wait(event)
+                self._waits.append(wait)
+                try:
+                    found = self._awaited(wait, deadline, timeout)
+                finally:
+                    self._waits.remove(wait)
+        return found.args[0] if len(found.args) == 1 else found.args or None
+
+    def _awaited(self, wait: _Wait, deadline: float | None, timeout: float | None) -> _Event:
+        while wait.found is None:
+            left = _LOOK_AGAIN_SECONDS
+            if deadline is None:
+                if self._finishing is not None and self._finishing():
+                    raise Finishing(f"the task is finishing; the wait for {wait.event!r} ends")
+            else:
+                left = min(left, deadline - time.monotonic())
+                if left <= 0:
+                    raise DeadlineExceeded(self._late(wait.event, timeout))
+            self._changed.wait(left)
+        return wait.found
 
     def wake(self) -> None:
         """Let waits look again, because the task began to finish."""
@@ -165,13 +188,16 @@ class Bus:
                 for one in listening:
                     if one.live:
                         self._call(one, event, errors)
+        except BaseException as interrupt:
+            _add_others(interrupt, errors)
+            raise
         finally:
             with self._changed:
                 self.pending = bool(self._queue)
         if errors:
-            for error in errors[1:]:
-                errors[0].add_note(f"another handler raised {type(error).__name__}: {error}")
-            raise errors[0]
+            first = foremost(errors)
+            _add_others(first, errors)
+            raise first
 
     def _call(self, one: _Subscription, event: _Event, errors: list[Exception]) -> None:
         if one.once:
@@ -209,3 +235,9 @@ class Bus:
         near = difflib.get_close_matches(event, known - {event}, n=1)
         hint = f"; an event {near[0]!r} is known: is that the one?" if near else ""
         return f"no {event!r} was emitted within {timeout:g} s{hint}"
+
+
+def _add_others(first: BaseException, errors: list[Exception]) -> None:
+    for error in errors:
+        if error is not first:
+            first.add_note(f"another handler raised {type(error).__name__}: {error}")

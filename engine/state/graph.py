@@ -12,6 +12,7 @@ whole object) or a tuple of attribute names.
 
 from __future__ import annotations
 
+import dis
 import functools
 import io
 import sys
@@ -30,12 +31,28 @@ _PLAIN: tuple[type, ...] = (int, float, complex, bool, str, bytes, type(None), t
 _INERT: tuple[type, ...] = (
     type,
     types.ModuleType,
-    types.BuiltinFunctionType,
     types.GenericAlias,
+    types.UnionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
     PurePath,
     Enum,
     property,
 )
+# Values that cannot change, and loggers, of classes that are better not imported for this.
+_INERT_NAMES = frozenset(
+    {
+        *("datetime.date", "datetime.time", "datetime.timedelta", "datetime.tzinfo"),
+        *("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "re.Pattern", "logging.Logger"),
+        *("operator.itemgetter", "operator.attrgetter", "operator.methodcaller"),
+        *("numpy.dtype", "numpy.generic", "numpy.ufunc", "numpy._ArrayFunctionDispatcher"),
+        *("torch.dtype", "torch.device", "torch.layout", "torch.memory_format"),
+    }
+)
+_ENGINE = str(PurePath(__file__).parents[1] / "_")[:-1]  # with the separator
 
 
 @dataclass
@@ -88,7 +105,7 @@ class _Walk:
         queue: deque[tuple[str, Any]] = deque(roots.items())
         while queue:
             path, value = queue.popleft()
-            if isinstance(value, (*_PLAIN, *_INERT)):
+            if isinstance(value, _PLAIN) or _is_inert(cast(Any, type(value))):
                 continue
             if id(value) in self._seen:
                 known = self.found.get(id(value))
@@ -115,13 +132,19 @@ class _Walk:
             yield path, value.func
             yield from ((f"{path}[{index}]", item) for index, item in enumerate(value.args))
             yield from ((f"{path}.{name}", item) for name, item in value.keywords.items())
+        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            yield path, value.__self__  # rows.append; a module where it is a function
+        elif isinstance(value, functools._lru_cache_wrapper):  # remembering changes nothing
+            yield path, value.__wrapped__
+        elif isinstance(value, types.MappingProxyType):
+            yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
         elif isinstance(value, types.CellType):
             yield path, value.cell_contents
         elif _offers_state(value):
             self._add(path, value, "stateful")  # state_dict speaks for what is inside
         elif isinstance(value, (tuple, frozenset)):
             yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
-        elif isinstance(value, Mapping) and not isinstance(value, types.MappingProxyType):
+        elif isinstance(value, Mapping):
             self._add(path, value, "data")
             yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
         elif isinstance(value, (list, set, deque)):
@@ -140,6 +163,13 @@ class _Walk:
         if any(not is_configuration(value, name) for name, _ in parts) and not _is_frozen(type(value)):
             self._add(path, value, "data")
         yield from ((f"{path}.{name}", item) for name, item in parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_inert(kind: type) -> bool:
+    if kind is object or issubclass(kind, _INERT):
+        return True
+    return any(f"{base.__module__}.{base.__qualname__}" in _INERT_NAMES for base in kind.__mro__)
 
 
 def _offers_state(value: Any) -> bool:
@@ -171,7 +201,12 @@ def _is_users(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     if module is None or kind.__module__ == "__main__":
         return True
-    return _is_users_file(getattr(module, "__file__", None))
+    file = getattr(module, "__file__", None)
+    return _is_engines(file) or _is_users_file(file)
+
+
+def _is_engines(file: str | None) -> bool:
+    return file is not None and file.startswith(_ENGINE)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -179,7 +214,8 @@ def _is_users_file(file: str | None) -> bool:
     if file is None or not file.endswith(".py"):
         return False
     parts = PurePath(file).parts
-    return "site-packages" not in parts and not file.startswith(sysconfig.get_path("stdlib"))
+    installed = "site-packages" in parts or "dist-packages" in parts
+    return not installed and not file.startswith(sysconfig.get_path("stdlib"))
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
@@ -207,7 +243,19 @@ def _function_parts(path: str, function: types.FunctionType) -> Iterator[tuple[s
     yield from (
         (f"{path}.{name}", item) for name, item in vars(function).items() if not name.startswith("__")
     )
+    if _is_engines(code.co_filename):  # creates no object at import time, so its globals hold no state
+        return
     if _is_users_file(code.co_filename) or not code.co_filename.endswith(".py"):
-        for name in code.co_names:
+        for name in _globals_of(code):
             if name in function.__globals__:
                 yield f"{path}.{name}", function.__globals__[name]
+
+
+def _globals_of(code: types.CodeType) -> dict[str, None]:
+    """The global names that code reads, that of its lambdas and comprehensions included, in order."""
+    reads = ("LOAD_GLOBAL", "LOAD_NAME")
+    names = {one.argval: None for one in dis.get_instructions(code) if one.opname in reads}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            names |= _globals_of(inner)
+    return names

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.bus.bus import Bus
-from engine.errors import UnknownName, UsageError
+from engine.errors import Finishing, UnknownName, UsageError
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,24 @@ def test_an_interrupt_in_a_handler_leaves_the_rest_queued() -> None:
     assert bus.pending
     bus.deliver()
     assert log == [2]
+
+
+def test_no_handler_error_is_lost_to_an_interrupt_or_to_finishing() -> None:
+    def boom() -> None:
+        raise ValueError("boom")
+
+    def end(error: BaseException) -> None:
+        raise error
+
+    bus = Bus()
+    bus.on("a_b", boom)
+    bus.once("a_b", lambda: end(KeyboardInterrupt()))
+    bus.emit("a_b")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        bus.deliver()
+    assert "ValueError: boom" in caught.value.__notes__[0]
+    bus.once("c_d", lambda: end(Finishing("the wait ends")))
+    bus.on("c_d", boom)
+    bus.emit("c_d")
+    with pytest.raises(ValueError, match="boom"):
+        bus.deliver()

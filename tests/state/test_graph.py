@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
+import logging
+import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 
+from engine.context import next_context
+from engine.state import graph
 from engine.state.graph import shared, walk
+from engine.testing import CountingActor, CountingPolicy, FakeClock
+from engine.tree import as_tree
 
 HISTORY: list[int] = []
 
@@ -126,3 +135,35 @@ def test_shared_names_the_roots_that_reach_one_object() -> None:
     rows: list[int] = []
     found = shared({"a": closure(rows), "b": closure([]), "c": closure(OrderedDict(x=rows))})
     assert [(one.value is rows, names) for one, names in found] == [(True, ["a", "c"])]
+
+
+def test_globals_of_inner_code_are_walked_and_attribute_names_are_not_globals() -> None:
+    def remember(ctx: Any) -> None:
+        (lambda: HISTORY.append(1))()
+
+    def other(ctx: Any) -> None:
+        ctx.HISTORY = 1
+
+    assert paths(remember=remember) == {"remember.HISTORY": "data"}
+    assert paths(other=other) == {}
+
+
+def test_methods_of_builtin_objects_lead_to_the_object() -> None:
+    rows: list[int] = []
+    assert paths(push=closure(rows.append), size=closure(rows.__len__)) == {"push.buffer": "data"}
+
+
+def test_values_that_cannot_change_are_not_listed() -> None:
+    values = [
+        *(re.compile("x"), logging.getLogger("x"), object(), datetime.timedelta(1), str.lower),
+        *(np.dtype("f4"), np.float32(1), np.add, np.mean, torch.float32, torch.device("cpu")),
+        *(as_tree, next_context, functools.lru_cache(len), MappingProxyType({"a": 1})),
+    ]
+    assert paths(**{f"m{index}": closure(value) for index, value in enumerate(values)}) == {}
+
+
+def test_engine_is_walked_alike_wherever_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_is_users_file", lambda file: False)
+    assert paths(wait=closure(FakeClock())) == {}, "configured by now= alone"
+    assert paths(act=closure(CountingPolicy().batches)) == {"act.buffer": "data"}
+    assert paths(act=closure(CountingActor()))["act.buffer"] == "data"
