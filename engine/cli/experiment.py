@@ -15,13 +15,10 @@ if TYPE_CHECKING:
 
 
 def check(target: Target) -> None:
-    """Raise EnvError or MissingExtra for an environment that cannot be made; imports no torch."""
-    from engine.envs.config import EnvConfig
-    from engine.envs.make import check_env
+    """Raise ConfigError for an environment, device or combination that cannot work; see `recipes.check`."""
+    from engine.recipes.check import check
 
-    env = getattr(target.config, "env", None)
-    if isinstance(env, EnvConfig):
-        check_env(env)
+    check(target.config)
 
 
 def spaces(target: Target) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import nn
 
-from engine.errors import ConfigError, EnvError
+from engine.errors import ConfigError
 from engine.nets.encoders import encoder
 from engine.nets.q_network import QNetwork
 from engine.ops.dqn import dqn_gradient, dqn_target
@@ -23,7 +22,7 @@ from engine.policies.config import DQNConfig
 from engine.policies.device import leaf_map, to_tensors
 from engine.policies.forward import q_forward
 from engine.policies.noise import Noise, uniform
-from engine.policies.spaces import Space
+from engine.policies.spaces import Space, discrete_actions
 from engine.types import Arrays
 
 _CPU = torch.device("cpu")
@@ -52,11 +51,7 @@ class DQN(TorchPolicy):
         model: nn.Module | None = None,
     ) -> None:
         config = config or DQNConfig()
-        if not isinstance(action_space, spaces.Discrete):
-            raise EnvError(
-                f"DQN chooses among Discrete actions; {action_space} needs another algorithm, such as PPO"
-            )
-        self.actions = int(action_space.n)
+        self.actions = discrete_actions(action_space)
         if model is not None:
             _check(model, observation_space, self.actions)
 
@@ -213,7 +208,7 @@ def _check(model: nn.Module, observation_space: Space, actions: int) -> None:
     """Raise `ConfigError` unless a model of the user's own answers as the algorithm expects."""
     place = next(iter(model.parameters()), torch.zeros(())).device
     with torch.no_grad():
-        out = model(leaf_map(lambda leaf: leaf.to(place), zero_observations(observation_space, 2)))
+        out = model.eval()(leaf_map(lambda leaf: leaf.to(place), zero_observations(observation_space, 2)))
     if tuple(getattr(out, "shape", ())) != (2, actions):
         found = getattr(out, "shape", out)
         raise ConfigError(f"for 2 observations {type(model).__name__} gave {found}; expected (2, {actions})")

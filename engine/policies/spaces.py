@@ -84,6 +84,13 @@ def env_action(action: Any, space: Space) -> Any:
     return np.clip(action, space.low, space.high).astype(space.dtype)
 
 
+def discrete_actions(space: Space) -> int:
+    """Return how many actions there are to choose from; raises `EnvError` unless the space is Discrete."""
+    if not isinstance(space, spaces.Discrete):
+        raise EnvError(f"DQN chooses among Discrete actions; {space} needs another algorithm, such as PPO")
+    return int(space.n)
+
+
 def describe(space: Space) -> dict[str, Any]:
     """Return a space as plain JSON data that `rebuild` reads; raises `EnvError` for one it cannot."""
     if isinstance(space, spaces.Box):
