@@ -292,7 +292,7 @@ def _check(model: nn.Module, observation_space: Space, outputs: int, gaussian: b
                 f"{name} has no method {method}(obs); see engine.nets.actor_critic.ActorCriticModel"
             )
     with torch.no_grad():
-        out, value = model(obs)
+        out, value = model.eval()(obs)
     found = [tuple(o.shape) for o in (out if isinstance(out, tuple) else (out,))]
     expected = [(2, outputs)] * (2 if gaussian else 1)
     if found != expected or tuple(value.shape) != (2,):

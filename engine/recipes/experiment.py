@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from engine.errors import EngineError, MissingExtra, StateError, UsageError
 from engine.middleware.functional.evaluate import evaluate, run_episodes
 from engine.middleware.recorder import Recorder
 from engine.policies import files
+from engine.recipes.check import check
 from engine.recipes.config import RunConfig
 from engine.recipes.parts import make_evaluation_env
 from engine.runs import plots
@@ -50,8 +52,8 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
     Returns the run with state ``finished``, or ``interrupted`` after a first Ctrl-C (everything
     saved).  An error, or a second Ctrl-C, is written into run.json and raised.
 
-    A recipe of the user's own may leave `watch` out; then metrics are recorded, and policies
-    and their evaluation are its own affair.
+    A recipe of the user's own may leave `watch` out, or watch no policy (None); then metrics are
+    recorded, and policies and their evaluation are its own affair.
     """
     total = getattr(getattr(config, "stop", None), "env_step", None)
     title = f"{run.info['algo']} · {run.info['env']} · seed {run.info['seed']}"
@@ -75,6 +77,7 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
                     raise UsageError(f"{_name(recipe)} did not use the `watch` that it was given")
                 task.use(watch())
             recorder = recorders[0]
+            judged = recorder.policy is not None
             task.own(recorder).measure()
             recorder.watch(lambda: task.timings)
             run.write("pipeline.mmd", render(task.graph(), "mermaid"))
@@ -83,14 +86,14 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
                 display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")
             ctx = task.run()
             interrupted = task.finish_reason == "interrupted"
-            if watched and not interrupted:
+            if judged and not interrupted:
                 _evaluate_last(config, recorder, ctx)
             recorder.write(ctx)
             recorder.save_last()
         _draw(run, config, recorder)
         result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
-        if watched and not interrupted:
-            result |= _examine(run, config, display)
+        if judged and not interrupted:
+            result |= _examine(run, config, recorder.policy, display)
         run.finish("interrupted" if interrupted else "finished", task.finish_reason, result=result)
     return run
 
@@ -135,6 +138,7 @@ def train_with(
             raise UsageError(f"{algo}.train needs an environment, like {algo}.train('CartPole-v1')")
         settings = configs.override(shipped(algo, env), words)
         wanted = configs.convert(settings, kind)
+    check(wanted)
     run = Run.create(env=wanted.env.id, algo=algo, seed=wanted.seed, run_dir=run_dir)
     run.describe(config=configs.to_yaml(wanted, settings, recipe=target(recipe)), overrides=list(overrides))
     return run_experiment(recipe, wanted, run=run, progress=progress)
@@ -274,9 +278,9 @@ def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any) -> None:
     recorder(detached)
 
 
-def _examine(run: Run, config: RunConfig, display: Progress) -> dict[str, Any]:
+def _examine(run: Run, config: RunConfig, trained: Any, display: Progress) -> dict[str, Any]:
     """Play fresh episodes with the best policy: choosing the best has flattered its own; film it."""
-    policy = load_policy(run.path)
+    policy = load_policy(run.path, model=copy.deepcopy(trained.model) if trained.custom_model else None)
     with make_evaluation_env(config) as env:
         env.reset(episode=2_000_000)
         returns = [episode.return_ for episode in play(policy, env, FINAL_EPISODES)]
