@@ -19,7 +19,8 @@ from engine.types import Actor, Arrays
 class Collector:
     """Step the environments `num_steps` times and hand over the trajectory (num_steps, B, ...).
 
-    Episodes run on from one call to the next.
+    Episodes run on from one call to the next.  Where no row of it is a transition (all of them are
+    the dummy step of NEXT_STEP autoreset) it is dropped and the next one taken.
 
     Writes: ctx.trajectory: a dict of columns (T, B, ...): obs, action and what else the actor
     records, reward, terminated, truncated, next_obs, valid, version; ctx.env_step,
@@ -32,9 +33,11 @@ class Collector:
         self.pipeline = serial(act(actor, env), step(actor, env, self._rollout.add))
 
     def __call__(self, ctx: OnlineContext) -> None:
-        for _ in range(self.num_steps):
-            self.pipeline(ctx)
-        ctx.trajectory = self._rollout.take()
+        before = ctx.env_step
+        while ctx.env_step == before:  # twice at most: dummy steps are followed by real ones
+            for _ in range(self.num_steps):
+                self.pipeline(ctx)
+            ctx.trajectory = self._rollout.take()
 
 
 class EpisodeCollector:

@@ -39,10 +39,12 @@ class PPOGradient(NamedTuple):
 
 
 def normalize(advantage: Array, *, epsilon: float = 1e-8) -> Array:
-    """Return the advantages less their mean, over their standard deviation; a single row becomes 0.
+    """Return the advantages less their mean, over their standard deviation, which divides by n.
 
-    The deviation divides by n, so one row gives 0 / epsilon and not NaN.
+    A single row comes back unchanged: it has no spread, and as 0 it would teach nothing.
     """
+    if advantage.shape[0] == 1:
+        return advantage
     xp = namespace(advantage)
     centred = advantage - xp.mean(advantage)
     return centred / (xp.mean(centred * centred) ** 0.5 + epsilon)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete
 from torch import nn
 
 from engine.errors import ConfigError, StateError
@@ -75,7 +76,7 @@ class TorchPolicy:
         action = env_action(self._choose(arrays, deterministic), self.action_space)
         if not single:
             return action
-        return int(action[0]) if np.ndim(action[0]) == 0 else action[0]
+        return int(action[0]) if isinstance(self.action_space, Discrete) else action[0, ...]
 
     def _choose(self, obs: Arrays, deterministic: bool) -> Any:
         """Return actions (B, ...) as they are recorded."""

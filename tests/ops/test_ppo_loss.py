@@ -115,6 +115,6 @@ def test_normalized_advantages_have_mean_0_and_deviation_1() -> None:
     assert found.std() == pytest.approx(1)
 
 
-def test_a_single_advantage_becomes_0_and_not_nan() -> None:
-    assert normalize(np.array([3.0], np.float32)).tolist() == [0.0]
-    assert normalize(torch.tensor([3.0])).tolist() == [0.0]
+def test_a_single_advantage_is_neither_nan_nor_0() -> None:
+    assert normalize(np.array([3.0], np.float32)).tolist() == [3.0]
+    assert normalize(torch.tensor([3.0])).tolist() == [3.0]

@@ -31,7 +31,8 @@ def push_n_step(buffer: Buffer, n_step: NStep, *, columns: tuple[str, ...] = REP
 
     Reads: ctx.trajectory (T, B, ...).
     """
-    needed = {*columns, "reward", "next_obs", "terminated", "truncated", "valid"}
+    # in one order always, unlike a set: equal runs must save equal bytes
+    needed = dict.fromkeys((*columns, "reward", "next_obs", "terminated", "truncated", "valid"))
 
     def push_n_step(ctx: Any) -> None:
         trajectory: dict[str, Arrays] = ctx.trajectory
