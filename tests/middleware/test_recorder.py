@@ -1,0 +1,84 @@
+"""The recorder: which rows it writes and which policies it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+
+from engine import OnlineContext
+from engine.middleware.functional.save import save_best_policy, save_policy
+from engine.middleware.recorder import Recorder
+from engine.policies.config import PPOConfig
+from engine.policies.files import load_policy
+from engine.policies.ppo import PPO
+from engine.runs.folder import Run
+from engine.runs.progress import Progress
+from engine.testing import FakeClock
+
+
+@pytest.fixture
+def policy() -> Any:
+    return PPO(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PPOConfig(hidden=(4,)))
+
+
+def told(env_step: int, **metrics: float) -> OnlineContext:
+    """A context at `env_step` with metrics; a__b stands for a/b."""
+    ctx = OnlineContext(env_step=env_step, train_iter=env_step // 10)
+    ctx.metrics.update({name.replace("__", "/"): value for name, value in metrics.items()})
+    return ctx
+
+
+def test_a_row_holds_the_means_since_the_row_before(tmp_path: Path) -> None:
+    run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    clock = FakeClock()
+    with Progress("off", None, "") as progress:
+        recorder = Recorder(run, None, progress=progress, every=100, clock=clock)
+        for env_step, loss in ((40, 1.0), (80, 2.0), (120, 6.0), (160, 5.0), (199, 7.0)):
+            clock.advance(1.0)
+            recorder(told(env_step, train__loss=loss))
+        recorder(told(199, eval__return_mean=3.0))  # at every evaluation, with what has waited
+        recorder.write(told(240))  # nothing was measured since
+        recorder.close()
+    rows = run.metrics().rows
+    assert [(row["env_step"], row["train_iter"], row["train/loss"]) for row in rows] == [
+        (120, 12, 3.0),
+        (199, 19, 6.0),
+    ]
+    assert [row["time/sps"] for row in rows] == [120 / 3, 79 / 2]
+    assert [row.get("eval/return_mean") for row in rows] == [None, 3.0]
+
+
+def test_the_best_policy_is_that_of_the_best_evaluation_and_of_equals_the_later(
+    tmp_path: Path, policy: Any
+) -> None:
+    run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    saved = []
+    with Progress("off", None, "") as progress:
+        recorder = Recorder(run, policy, progress=progress, every=1)
+        for version, return_mean in enumerate([-5.0, 2.0, 1.0, 2.0, -1.0]):
+            policy.version = version
+            recorder(told(version, eval__return_mean=return_mean))
+            saved.append([load_policy(run.path / "policies" / which).version for which in ("best", "last")])
+        policy.version = 9
+        recorder(told(9, train__loss=1.0))  # no evaluation: nothing is saved
+        recorder.close()
+    assert saved == [[0, 0], [1, 1], [1, 2], [3, 3], [3, 4]]
+    assert load_policy(run.path / "policies" / "last").version == 4
+
+
+def test_policies_are_saved_in_a_rhythm_or_when_a_metric_is_the_best(tmp_path: Path, policy: Any) -> None:
+    rhythm = save_policy(policy, tmp_path / "rhythm", every=100)
+    best = save_best_policy(policy, tmp_path / "best")
+    found = []
+    for version, (env_step, metrics) in enumerate(
+        [(50, {"eval__return_mean": 1.0}), (100, {}), (150, {"eval__return_mean": 0.0}), (320, {})]
+    ):
+        policy.version = version
+        for middleware in (rhythm, best):
+            middleware(told(env_step, **metrics))
+        folders = (tmp_path / "rhythm", tmp_path / "best")
+        found.append([load_policy(folder).version if folder.exists() else None for folder in folders])
+    assert found == [[None, 0], [1, 0], [1, 0], [3, 0]]
