@@ -65,6 +65,7 @@ class Task:
         self._compiled: Run | None = None
         self._runners: dict[Any, Run] = {}
         self._owned: list[Any] = []
+        self._shared: list[Any] = []
         self._finish_reason: str | None = None
         self._entered = False
         self._running = False
@@ -151,6 +152,11 @@ class Task:
             if not callable(getattr(resource, "close", None)):
                 raise UsageError(f"own takes things that have close(), not {type(resource).__name__}")
             self._owned.append(resource)
+        return self
+
+    def share(self, *objects: Any) -> Self:
+        """Allow members that run at the same time to hold `objects`: you answer for it that this is safe."""
+        self._shared.extend(objects)
         return self
 
     # --- looking ------------------------------------------------------------------------
@@ -338,10 +344,12 @@ class Task:
                     f"{name}.{label}": one for label, one in zip(member.names, member.members, strict=True)
                 }
                 for found, owners in state_graph.shared(roots):
+                    if any(found.value is shared for shared in self._shared):
+                        continue
                     raise ConflictError(
                         f"{owners[0]!r} and {owners[1]!r} run in parallel and both hold "
                         f"{type(found.value).__name__} ({found.path}), which changes; give each its own, "
-                        "or run them one after the other with serial(...)"
+                        "run them one after the other with serial(...), or allow it with task.share(...)"
                     )
 
     def _new_name(self, member: Any, name: str | None) -> str:

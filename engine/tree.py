@@ -96,7 +96,10 @@ def _first_leaf(data: Any) -> Any:
 
 def batch_size(data: Any) -> int:
     """Return the number of rows: the length of the first dimension of every leaf."""
-    return int(_first_leaf(plain(data)).shape[0])
+    shape = _first_leaf(plain(data)).shape
+    if not len(shape):
+        raise TreeError("a tree of single numbers has no rows")
+    return int(shape[0])
 
 
 def map(function: Callable[..., Any], data: Any, *more: Any) -> Any:

@@ -685,3 +685,35 @@ def test_one_group_used_twice_is_hooked_under_both_names() -> None:
         task.before("serial#2.say", say(log, "second"))
         task.run(max_step=1)
     assert log == ["x", "second", "x"]
+
+
+def test_an_event_reaches_every_thread_that_waits_for_it() -> None:
+    got: list[int] = []
+    ready = threading.Barrier(3, timeout=10)
+    with Task() as task:
+
+        def wait() -> None:
+            ready.wait()
+            got.append(task.wait_for("a_b", timeout=10))
+
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        task.emit("a_b", 7)
+        for thread in threads:
+            thread.join(10)
+        task.emit("a_c", version=3)
+        assert task.wait_for("a_c", timeout=1) == {"version": 3}
+    assert got == [7, 7]
+
+
+def test_what_is_shared_on_purpose_may_be_held_by_parallel_members() -> None:
+    rows: list[int] = []
+    with Task() as task:
+        task.use(parallel(lambda ctx: rows.append(1), lambda ctx: rows.append(2)))
+        with pytest.raises(ConflictError, match=r"task\.share"):
+            task.run(max_step=1)
+        task.share(rows)
+        task.run(max_step=1)
+    assert sorted(rows) == [1, 2]

@@ -72,7 +72,7 @@ class Bus:
         self._queue: deque[_Event] = deque()
         self._subscriptions: dict[str, list[_Subscription]] = {}
         self._number = 0
-        self._waited: dict[str, int] = {}
+        self._waited: dict[tuple[int, str], int] = {}
         self._waits: list[_Wait] = []
         self._finishing: Callable[[], bool] | None = None
         self._notify: Callable[[], None] | None = None
@@ -121,19 +121,19 @@ class Bus:
             emitted = _Event(check_event(event), self._number, args, kwargs)
             self._queue.append(emitted)
             # Handed over at once: a boundary may deliver it before the waiting thread wakes.
-            wait = next((one for one in self._waits if one.event == event and one.found is None), None)
-            if wait is not None:
-                wait.found = emitted
-                self._waited[event] = emitted.number
+            for wait in self._waits:
+                if wait.event == event and wait.found is None:
+                    wait.found = emitted
             self.pending = True
             if self._notify is not None:
                 self._notify()
             self._changed.notify_all()
 
     def wait_for(self, event: str, *, timeout: float | None = 30.0) -> Any:
-        """Wait for an occurrence of `event` that no earlier wait has returned.
+        """Wait for an occurrence of `event` that no earlier wait of this thread has returned.
 
-        Returns its single argument, or the tuple of its arguments, or None where it had none.
+        Returns its single argument, or the tuple of its arguments, or None where it had none;
+        where it had keyword arguments only, the dict of them.
         An event that is queued but not yet delivered counts; handlers still get it at the
         boundary.  Raises `DeadlineExceeded` after `timeout` seconds; with ``timeout=None`` the
         wait has no bound and raises `Finishing` when the task is finishing.
@@ -144,16 +144,15 @@ class Bus:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             found = self._unseen(event)
-            if found is not None:
-                self._waited[event] = found.number
-            else:
+            if found is None:
                 wait = _Wait(event)
                 self._waits.append(wait)
                 try:
                     found = self._awaited(wait, deadline, timeout)
                 finally:
                     self._waits.remove(wait)
-        return found.args[0] if len(found.args) == 1 else found.args or None
+            self._waited[threading.get_ident(), event] = found.number
+        return found.args[0] if len(found.args) == 1 else found.args or found.kwargs or None
 
     def _awaited(self, wait: _Wait, deadline: float | None, timeout: float | None) -> _Event:
         while wait.found is None:
@@ -227,7 +226,7 @@ class Bus:
         return handler
 
     def _unseen(self, event: str) -> _Event | None:
-        after = self._waited.get(event, 0)
+        after = self._waited.get((threading.get_ident(), event), 0)
         return next((one for one in self._queue if one.name == event and one.number > after), None)
 
     def _late(self, event: str, timeout: float | None) -> str:
