@@ -11,7 +11,7 @@ number of rows is `batch_size(tree)`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -35,7 +35,7 @@ def _reserved() -> frozenset[str]:
     return frozenset(name for name in dir(treetensor.Tensor) if not name.startswith("__"))
 
 
-def _leaf(value: Any, path: str) -> Any:
+def _leaf(value: Any, path: tuple[str, ...] = ()) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -43,20 +43,24 @@ def _leaf(value: Any, path: str) -> Any:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
+        where = ".".join(path) or "the root"
         raise TreeError(
-            f"{path or 'the root'} holds {type(value).__name__}, which is no tensor, array or number: {error}"
+            f"{where} holds {type(value).__name__}, which is no tensor, array or number: {error}"
         ) from None
 
 
-def _checked(data: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _checked(data: Mapping[Any, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
     out: dict[str, Any] = {}
+    reserved = _reserved()
     for key, value in data.items():
-        where = f"{path}.{key}" if path else str(key)
         if not isinstance(key, str):
+            where = ".".join([*path, str(key)])
             raise TreeError(f"{where} is named by {type(key).__name__}; names in a tree are strings")
-        if key in _reserved():
+        if key in reserved:
+            where = ".".join([*path, key])
             raise TreeError(f"{where}: the name {key!r} would hide a method of the tree; rename it")
-        out[key] = _checked(value, where) if isinstance(value, Mapping) else _leaf(value, where)
+        here = (*path, key)
+        out[key] = _checked(value, here) if isinstance(value, Mapping) else _leaf(value, here)
     return out
 
 
@@ -69,9 +73,16 @@ def as_tree(data: Any) -> Any:
     if is_tree(data):
         return data
     if not isinstance(data, Mapping):
-        return _leaf(data, "")
+        return _leaf(data)
     treetensor, create_storage = _treetensor()
-    return treetensor.Tensor(create_storage(_checked(data, "")))
+    return treetensor.Tensor(create_storage(_checked(data)))
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise `TreeError` for names that a tree cannot hold, before there is any data."""
+    for name in names:
+        if name in _reserved():
+            raise TreeError(f"the name {name!r} would hide a method of the tree; rename it")
 
 
 def is_tree(data: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,14 +10,15 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import nn
 
-from engine.errors import ConfigError, StateError
+from engine.errors import ConfigError, EnvError, StateError, TreeError
 from engine.nets.adam import Adam
 from engine.nets.flat import FlatParameters
 from engine.policies.config import DQNConfig, PPOConfig, decayed
 from engine.policies.device import choose_device, leaf_map
-from engine.policies.spaces import Space, env_action, to_arrays
+from engine.policies.spaces import Space, env_action, parts_of, to_arrays
+from engine.policies.trainers import trainer_of
 from engine.seeding import seed_torch, stream
-from engine.tree import plain
+from engine.tree import check_names, plain
 from engine.types import Arrays
 
 
@@ -44,6 +45,7 @@ class TorchPolicy:
         device: str,
         seed: int,
     ) -> None:
+        _check_keys(observation_space)
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = config
@@ -58,6 +60,7 @@ class TorchPolicy:
         self._weights = flatten(self.model)
         # One vector to optimize: Adam's and clipping's cost no longer grows with the layers.
         self._optimizer = Adam(self._weights, learning_rate=config.learning_rate, epsilon=config.adam_epsilon)
+        self._trainer = trainer_of(self.model, self._weights, self.device)
         self._act_generator = stream(seed, "policy_act")
         self._shuffle_generator = stream(seed, "policy_shuffle")
         self._on_cpu = self.device.type == "cpu"
@@ -111,15 +114,9 @@ class TorchPolicy:
 
         return {name: leaf_map(moved, column) for name, column in columns.items()}
 
-    def _backward(self, outputs: list[torch.Tensor], gradients: list[Any]) -> float | torch.Tensor:
-        """Take one step along given gradients of the outputs; return the gradient's norm before clipping."""
-        self._weights.zero_grad()
-        if self._on_cpu:
-            gradients = [torch.from_numpy(gradient) for gradient in gradients]
-        gradients = [gradient.to(out.dtype) for out, gradient in zip(outputs, gradients, strict=True)]
-        # A custom model may hold an output constant, such as a fixed log_std.
-        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
-        torch.autograd.backward([out for out, _ in pairs], [gradient for _, gradient in pairs])
+    def _descend(self, gradients: Sequence[Any]) -> float | torch.Tensor:
+        """Take one step, given the loss's gradient by each output; return its norm before clipping."""
+        self._trainer.backward(gradients)
         norm: float | torch.Tensor = self._weights.clip(self.config.max_grad_norm)
         self._optimizer.step()
         return norm
@@ -166,6 +163,18 @@ class TorchPolicy:
         self.model.load_state_dict(dict(weights))
 
 
+def _check_keys(space: Space) -> None:
+    """Refuse keys of Dict observations that a batch could not hold, before anything is collected."""
+    parts = parts_of(space)
+    if parts is not None:
+        try:
+            check_names(parts)
+        except TreeError as error:
+            raise EnvError(f"a key of the observation space cannot be used: {error} with a wrapper") from None
+        for part in parts.values():
+            _check_keys(part)
+
+
 def flatten(model: nn.Module) -> FlatParameters:
     """Return the model's parameters as one vector; raises `ConfigError` where they are not of one kind."""
     try:
@@ -181,8 +190,6 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def zero_observations(space: Space, rows: int) -> Any:
     """Return a batch of the plainest observations of `space`, as tensors, to try a model on."""
-    from engine.policies.spaces import parts_of
-
     parts = parts_of(space)
     if parts is not None:
         return {name: zero_observations(part, rows) for name, part in parts.items()}

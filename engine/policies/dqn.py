@@ -19,7 +19,7 @@ from engine.nets.q_network import QNetwork
 from engine.ops.dqn import dqn_gradient, dqn_target
 from engine.policies.base import TorchPolicy, flatten, weights_of, zero_observations
 from engine.policies.config import DQNConfig
-from engine.policies.device import leaf_map, to_tensors
+from engine.policies.device import leaf_map
 from engine.policies.forward import q_forward
 from engine.policies.noise import Noise, uniform
 from engine.policies.spaces import Space, discrete_actions
@@ -93,18 +93,19 @@ class DQN(TorchPolicy):
         target = self._targets(columns)
         if self.custom_model:
             self.model.train()
-        q = self.model(to_tensors(columns["obs"], self.device))
+        (q,) = self._trainer.forward(columns["obs"])
         if self.custom_model:
             self.model.eval()
-        values = q.detach().numpy() if self._on_cpu else q.detach()
-        loss, d_q, error = dqn_gradient(values, columns["action"], target, huber=config.huber)
-        norm = self._backward([q], [d_q])
+        loss, d_q, error = dqn_gradient(q, columns["action"], target, huber=config.huber)
+        norm = self._descend([d_q])
         self.version += 1
         if self.version % config.target_update == 0:
             self._update_target()
-        found = [loss, values.mean(), abs(error).mean(), norm]
-        if not self._on_cpu:
-            found = torch.stack([torch.as_tensor(x) for x in found]).tolist()
+        if self._on_cpu:
+            found = [loss, _mean(q), _mean(np.abs(error)), norm]
+        else:
+            waiting = (loss, q.mean(), abs(error).mean(), torch.as_tensor(norm))
+            found = torch.stack(waiting).tolist()  # waits for the device once
         return {
             "train/loss_q": float(found[0]),
             "train/q_mean": float(found[1]),
@@ -202,6 +203,10 @@ def _explore(greedy: Any, numbers: Any, epsilon: float, actions: int) -> Any:
     if not explores.any():
         return greedy
     return np.where(explores, (numbers[:, 1] * actions).astype(greedy.dtype), greedy)
+
+
+def _mean(x: Any) -> float:
+    return float(np.add.reduce(x, None) / x.size)  # x.mean() takes three times as long on small arrays
 
 
 def _check(model: nn.Module, observation_space: Space, actions: int) -> None:

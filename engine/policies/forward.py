@@ -25,7 +25,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 def policy_forward(model: nn.Module, device: torch.device) -> Forward:
     """Return obs -> the parameters of the action distribution: (logits,) or (mean, log_std)."""
-    if type(model) is ActorCritic and model.trunk is None and _is_quick(model.encoder, model.actor):
+    if type(model) is ActorCritic and model.trunk is None and is_quick(model.encoder, model.actor):
         log_std = None if model.log_std is None else model.log_std.detach().numpy()
         return _quick(model.actor, () if log_std is None else (log_std,))
     return _through_torch(model.policy, device)  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ def policy_forward(model: nn.Module, device: torch.device) -> Forward:
 
 def value_forward(model: nn.Module, device: torch.device) -> Forward:
     """Return obs -> (V(obs),), of shape (B,)."""
-    if type(model) is ActorCritic and model.trunk is None and _is_quick(model.encoder, model.critic):
+    if type(model) is ActorCritic and model.trunk is None and is_quick(model.encoder, model.critic):
         critic = _quick(model.critic, ())
         return lambda obs: (critic(obs)[0][:, 0],)
     return _through_torch(model.value, device)  # type: ignore[arg-type]
@@ -41,12 +41,13 @@ def value_forward(model: nn.Module, device: torch.device) -> Forward:
 
 def q_forward(model: nn.Module, device: torch.device) -> Forward:
     """Return obs -> (Q(obs, .),), of shape (B, A)."""
-    if type(model) is QNetwork and model.trunk is None and _is_quick(model.encoder, model.head):
+    if type(model) is QNetwork and model.trunk is None and is_quick(model.encoder, model.head):
         return _quick(model.head, ())
     return _through_torch(model, device)
 
 
-def _is_quick(encoder: Encoder, net: MLP) -> bool:
+def is_quick(encoder: Encoder, net: MLP) -> bool:
+    """Whether numpy computes what `net` over `encoder` does: an MLP of CPU float32 over flat observations."""
     return type(encoder) is Flat and encoder.scale is None and can_be_fast(net)
 
 
@@ -54,11 +55,16 @@ def _quick(net: MLP, constants: tuple[Any, ...]) -> Forward:
     run = FastMLP(net)
 
     def forward(obs: Any) -> tuple[Any, ...]:
-        if obs.ndim != 2 or obs.dtype != _FLOAT32:
-            obs = obs.reshape(len(obs), -1).astype(np.float32)
-        return run(obs), *constants
+        return run(as_rows(obs)), *constants
 
     return forward
+
+
+def as_rows(obs: Any) -> Any:
+    """Return observations (B, ...) as float32 rows (B, N)."""
+    if obs.ndim != 2 or obs.dtype != _FLOAT32:
+        return obs.reshape(len(obs), -1).astype(np.float32)
+    return obs
 
 
 def _through_torch(function: Callable[[Any], Any], device: torch.device) -> Forward:

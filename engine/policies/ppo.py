@@ -27,7 +27,7 @@ from engine.nets.encoders import encoder
 from engine.ops.ppo import PPOLoss, normalize, ppo_gradient
 from engine.policies.base import TorchPolicy, flatten, weights_of, zero_observations
 from engine.policies.config import PPOConfig
-from engine.policies.device import leaf_map, to_tensors
+from engine.policies.device import leaf_map
 from engine.policies.forward import policy_forward, value_forward
 from engine.policies.heads import Gaussian, head_for
 from engine.policies.noise import Noise
@@ -168,13 +168,8 @@ class PPO(TorchPolicy):
         """
         config = self.config
         picked = {name: leaf_map(lambda leaf: leaf[rows], column) for name, column in columns.items()}
-        out, value = self.model(to_tensors(picked["obs"], self.device))
-        outputs = out if isinstance(out, tuple) else (out,)
-        if self._on_cpu:
-            parameters, values = tuple(o.detach().numpy() for o in outputs), value.detach().numpy()
-        else:
-            parameters, values = tuple(o.detach() for o in outputs), value.detach()
-        log_prob, entropy, pull_back = self.head.evaluate(parameters, picked["action"])
+        *parameters, values = self._trainer.forward(picked["obs"])
+        log_prob, entropy, pull_back = self.head.evaluate(tuple(parameters), picked["action"])
         advantage = picked["advantage"]
         loss, d_log_prob, d_value, d_entropy = ppo_gradient(
             log_prob,
@@ -191,7 +186,7 @@ class PPO(TorchPolicy):
         )
         if config.target_kl is not None and float(loss.kl) > config.target_kl:
             return loss, None
-        return loss, self._backward([*outputs, value], [*pull_back(d_log_prob, d_entropy), d_value])
+        return loss, self._descend([*pull_back(d_log_prob, d_entropy), d_value])
 
     def _rows(self, batch: Any) -> dict[str, Any]:
         """Return the columns that learning reads, one row a transition, without dummy rows."""

@@ -13,7 +13,7 @@ SEEDS = [0, 1, 2, 3, 4]
 
 
 def best_return(recipe: Any, env: str, seed: int, folder: Path) -> tuple[float, int]:
-    """Train a shipped configuration; return what its best policy reaches in fresh episodes, and the env steps."""
+    """Train a shipped configuration; return its best policy's return in fresh episodes, and the env steps."""
     run = recipe.train(
         env, seed=seed, overrides=["evaluate.video=0"], run_dir=folder / f"s{seed}", progress="off"
     )

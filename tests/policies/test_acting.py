@@ -13,6 +13,7 @@ from engine.errors import ConfigError, EnvError
 from engine.policies.device import choose_device
 from engine.policies.heads import Categorical, Gaussian, MultiCategorical, head_for
 from engine.policies.noise import Noise, gumbel, normal, uniform
+from engine.policies.ppo import PPO
 from engine.policies.spaces import describe, env_action, rebuild, to_arrays
 
 
@@ -164,3 +165,9 @@ def test_an_absent_cuda_is_a_clear_error(monkeypatch) -> None:
         choose_device("cuda")
     with pytest.raises(ConfigError, match="unknown device 'gpu'"):
         choose_device("gpu")
+
+
+def test_observation_keys_that_a_batch_cannot_hold_are_refused_while_building() -> None:
+    space = spaces.Dict({"inner": spaces.Dict({"values": spaces.Box(-1, 1, (2,))})})
+    with pytest.raises(EnvError, match="'values'"):
+        PPO(space, spaces.Discrete(2))

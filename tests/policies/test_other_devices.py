@@ -12,6 +12,7 @@ from gymnasium import spaces
 from engine.policies.config import DQNConfig, PPOConfig
 from engine.policies.dqn import DQN
 from engine.policies.ppo import PPO
+from engine.policies.trainers import AutogradTrainer
 from engine.tree import as_tree
 
 BOX, ROWS = spaces.Box(-1, 1, (3,)), 64
@@ -20,6 +21,8 @@ BOX, ROWS = spaces.Box(-1, 1, (3,)), 64
 def as_on_a_device(policy: Any) -> Any:
     """Send a CPU policy down the branch of other devices."""
     policy._on_cpu = False
+    policy._trainer = AutogradTrainer(policy.model, policy._weights, policy.device)
+    policy._trainer._on_cpu = False
     policy._weights._array = None
     policy._optimizer._chunks = []
     return policy
