@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.context import Context, next_context
+from engine.context import Context, renewal_of
 from engine.pipeline import Run
 
 
@@ -40,7 +40,7 @@ class InOrder:
         """
         ctx = task.ctx
         left = -1 if steps is None else steps
-        renew: Callable[[Context], Context] = next_context
+        renew: Callable[[Context], Context] = renewal_of(ctx.__class__)
         while left:
             left -= 1
             run(ctx)

@@ -36,7 +36,9 @@ def through_task(members: list[Any], steps: int) -> Callable[[int], float]:
     """Microseconds of one iteration of a task with these members."""
 
     def side(_: int) -> float:
-        with Task(OnlineContext()).use(*members) as task:
+        with Task(OnlineContext()) as task:
+            if members:
+                task.use(*members)
             start = time.perf_counter()
             task.run(max_step=steps)
             return (time.perf_counter() - start) / steps * 1e6
@@ -75,13 +77,17 @@ def run(quick: bool) -> Section:
     rounds, steps = (5, 1_000) if quick else (11, 5_000)
     section = Section(
         "Cost of a middleware",
-        "Members that do nothing, one thread. *task*: an iteration of `task.run` with k members, less a turn "
-        "of an empty loop, over k; it carries the iteration's own cost (a new context). *group*: the same "
-        "for calling `serial(...)` of k members on one context. *each further*: from 1 to 20 members of a "
-        "task, over 19.",
+        "Members that do nothing, one thread. *task of k*: an iteration of `task.run` with k members, less an "
+        "iteration of the same loop with none, over k. *group of k*: the same for calling `serial(...)` on one "
+        "context. *iteration*: what an iteration of a task costs before it has any member (a new context, the "
+        "boundary), less a turn of a bare Python loop. *all included*: a task of k less the bare loop, over k.",
     )
     for kind, make in (("plain", plain), ("yielding", yielding)):
-        sides: dict[str, Callable[[int], float]] = {"empty loop": empty_loop(steps)}
+        sides: dict[str, Callable[[int], float]] = {
+            "bare loop": empty_loop(steps),
+            "task, none": through_task([], steps),
+            "group, none": through_group([], steps),
+        }
         for count in COUNTS:
             members = [make() for _ in range(count)]
             sides[f"task, {count} {kind}"] = through_task(members, steps)
@@ -91,11 +97,13 @@ def run(quick: bool) -> Section:
         numbers, limit = measured.numbers, LIMITS[kind]
         for way in ("task", "group"):
             for count in COUNTS:
-                pairs = zip(numbers[f"{way}, {count} {kind}"], numbers["empty loop"], strict=True)
+                pairs = zip(numbers[f"{way}, {count} {kind}"], numbers[f"{way}, none"], strict=True)
                 cost = Ratio([(a - b) / count for a, b in pairs])
                 section.goals.append(Goal(f"{kind}, {way} of {count}", cost, limit, unit=" µs"))
-        pairs = zip(numbers[f"task, 20 {kind}"], numbers[f"task, 1 {kind}"], strict=True)
-        section.goals.append(
-            Goal(f"{kind}, each further", Ratio([(a - b) / 19 for a, b in pairs]), unit=" µs")
-        )
+        for count in COUNTS:
+            pairs = zip(numbers[f"task, {count} {kind}"], numbers["bare loop"], strict=True)
+            cost = Ratio([(a - b) / count for a, b in pairs])
+            section.goals.append(Goal(f"{kind}, task of {count}, all included", cost, unit=" µs"))
+    pairs = zip(numbers["task, none"], numbers["bare loop"], strict=True)
+    section.goals.append(Goal("iteration", Ratio([a - b for a, b in pairs]), unit=" µs"))
     return section
