@@ -61,7 +61,6 @@ def dqn(config: DQNRun, *, watch: Watch | None = None) -> Task:
     from engine.data.n_step import NStep
     from engine.data.replay import ReplayBuffer
     from engine.middleware.collector import Collector
-    from engine.middleware.evaluator import Evaluator
     from engine.middleware.functional.anneal import anneal
     from engine.middleware.functional.explore import explore
     from engine.middleware.functional.publish import publish_weights
@@ -69,13 +68,13 @@ def dqn(config: DQNRun, *, watch: Watch | None = None) -> Task:
     from engine.middleware.learner import ReplayLearner
     from engine.ops.schedules import Linear
     from engine.policies.dqn import DQN
-    from engine.recipes.parts import make_evaluation_env, make_training_env, set_threads, stops
+    from engine.recipes.parts import make_evaluator, make_training_env, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
 
     collect, learn = config.collect, config.train
     set_threads(learn.threads)
-    env, evaluation_env = make_training_env(config), make_evaluation_env(config)
+    env = make_training_env(config)
     policy = DQN(
         env.single_observation_space,
         env.single_action_space,
@@ -84,7 +83,7 @@ def dqn(config: DQNRun, *, watch: Watch | None = None) -> Task:
         seed=config.seed,
     )
     actor = policy.actor(stream(config.seed, "collect"))
-    evaluator = policy.actor(stream(config.seed, "evaluate"))
+    evaluator, evaluation_env = make_evaluator(policy, config)
     buffer = ReplayBuffer(learn.buffer_size, generator=stream(config.seed, "replay"))
     n_step = NStep(config.policy.n_step, config.policy.discount, env.num_envs)
 
@@ -103,15 +102,7 @@ def dqn(config: DQNRun, *, watch: Watch | None = None) -> Task:
         )
     )
     task.use(publish_weights(policy, actor))
-    task.use(
-        Evaluator(
-            policy,
-            evaluator,
-            evaluation_env,
-            every=config.evaluate.every,
-            num_episodes=config.evaluate.episodes,
-        )
-    )
+    task.use(evaluator)
     task.use(*stops(config.stop))
     if watch is not None:
         task.use(watch(policy))

@@ -10,6 +10,7 @@ import msgspec
 from engine.context import Middleware
 from engine.envs.make import make_env
 from engine.envs.vector import VectorEnv
+from engine.middleware.evaluator import Evaluator
 from engine.middleware.functional.stop import (
     stop_after_seconds,
     stop_at_env_step,
@@ -17,6 +18,7 @@ from engine.middleware.functional.stop import (
     stop_without_progress,
 )
 from engine.recipes.config import RunConfig, StopConfig
+from engine.seeding import stream
 
 Watch: TypeAlias = Callable[[Any], Middleware]
 """Given the policy, returns the middleware that watches over the run; it stands last."""
@@ -32,6 +34,14 @@ def make_evaluation_env(config: RunConfig, *, render_mode: str | None = None) ->
     settings = msgspec.structs.asdict(config.env)
     settings["num_envs"] = 1 if render_mode else min(config.evaluate.episodes, 10)
     return make_env(**settings, seed=config.seed, role="evaluate", render_mode=render_mode)
+
+
+def make_evaluator(policy: Any, config: RunConfig) -> tuple[Evaluator, VectorEnv]:
+    """Return the evaluator of a run, and the environments that it plays in, which the task must own."""
+    env = make_evaluation_env(config)
+    actor = policy.actor(stream(config.seed, "evaluate"))
+    every, episodes = config.evaluate.every, config.evaluate.episodes
+    return Evaluator(policy, actor, env, every=every, num_episodes=episodes), env
 
 
 def stops(config: StopConfig) -> list[Middleware]:

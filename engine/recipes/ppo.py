@@ -51,18 +51,17 @@ def ppo(config: PPORun, *, watch: Watch | None = None) -> Task:
     """Return the task that trains PPO as `config` says; run it inside ``with task:``."""
     from engine.context import OnlineContext
     from engine.middleware.collector import Collector
-    from engine.middleware.evaluator import Evaluator
     from engine.middleware.functional.anneal import anneal
     from engine.middleware.functional.estimate import estimate_advantage
     from engine.middleware.functional.publish import publish_weights
     from engine.middleware.functional.train import train
     from engine.policies.ppo import PPO
-    from engine.recipes.parts import make_evaluation_env, make_training_env, set_threads, stops
+    from engine.recipes.parts import make_evaluator, make_training_env, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
 
     set_threads(config.train.threads)
-    env, evaluation_env = make_training_env(config), make_evaluation_env(config)
+    env = make_training_env(config)
     policy = PPO(
         env.single_observation_space,
         env.single_action_space,
@@ -71,7 +70,7 @@ def ppo(config: PPORun, *, watch: Watch | None = None) -> Task:
         seed=config.seed,
     )
     actor = policy.actor(stream(config.seed, "collect"))
-    evaluator = policy.actor(stream(config.seed, "evaluate"))
+    evaluator, evaluation_env = make_evaluator(policy, config)
 
     task = Task(OnlineContext()).own(env, evaluation_env)
     task.use(anneal(policy, total_env_steps=config.stop.env_step))
@@ -79,15 +78,7 @@ def ppo(config: PPORun, *, watch: Watch | None = None) -> Task:
     task.use(estimate_advantage(policy, discount=config.policy.discount, gae_lambda=config.policy.gae_lambda))
     task.use(train(policy))
     task.use(publish_weights(policy, actor))
-    task.use(
-        Evaluator(
-            policy,
-            evaluator,
-            evaluation_env,
-            every=config.evaluate.every,
-            num_episodes=config.evaluate.episodes,
-        )
-    )
+    task.use(evaluator)
     task.use(*stops(config.stop))
     if watch is not None:
         task.use(watch(policy))

@@ -77,10 +77,11 @@ def run(quick: bool) -> Section:
     rounds, steps = (5, 1_000) if quick else (11, 5_000)
     section = Section(
         "Cost of a middleware",
-        "Members that do nothing, one thread. *task of k*: an iteration of `task.run` with k members, less an "
-        "iteration of the same loop with none, over k. *group of k*: the same for calling `serial(...)` on one "
-        "context. *iteration*: what an iteration of a task costs before it has any member (a new context, the "
-        "boundary), less a turn of a bare Python loop. *all included*: a task of k less the bare loop, over k.",
+        "Members that do nothing, one thread. *task of k*: an iteration of `task.run` with k members, less "
+        "an iteration of the same loop with none, over k. *group of k*: the same for calling `serial(...)` "
+        "on one context. *iteration*: what an iteration of a task costs before it has any member (a new "
+        "context, the boundary), less a turn of a bare Python loop. *all included*: a task of k less the "
+        "bare loop, over k.",
     )
     for kind, make in (("plain", plain), ("yielding", yielding)):
         sides: dict[str, Callable[[int], float]] = {
