@@ -54,7 +54,9 @@ def summary(run: Run) -> str:
 
 def nodes(target: Target) -> list[Node]:
     """Build the task and return its pipeline as nodes; everything it opened is closed again."""
-    with target.recipe(target.config) as task:
+    from engine.recipes.experiment import built
+
+    with built(target.recipe, target.config) as task:
         return list(task.graph())
 
 

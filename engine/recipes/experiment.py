@@ -9,6 +9,8 @@ import contextlib
 import copy
 import inspect
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +21,7 @@ import numpy as np
 from engine import config as configs
 from engine.context import Middleware, OnlineContext
 from engine.envs.vector import Episode
-from engine.errors import EngineError, MissingExtra, StateError, UsageError
+from engine.errors import EngineError, EnvError, MissingExtra, StateError, UsageError
 from engine.middleware.functional.evaluate import evaluate, run_episodes
 from engine.middleware.recorder import Recorder
 from engine.policies import files
@@ -71,7 +73,7 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             return recorders[0]
 
         watched = "watch" in inspect.signature(recipe).parameters
-        with recipe(config, watch=watch) if watched else recipe(config) as task:
+        with built(recipe, config, **({"watch": watch} if watched else {})) as task:
             if not recorders:
                 if watched:
                     raise UsageError(f"{_name(recipe)} did not use the `watch` that it was given")
@@ -96,6 +98,14 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             result |= _examine(run, config, recorder.policy, display)
         run.finish("interrupted" if interrupted else "finished", task.finish_reason, result=result)
     return run
+
+
+def built(recipe: Recipe, config: Any, **more: Any) -> Task:
+    """Return the task of a recipe; raises UsageError for a recipe that returns something else."""
+    task: Any = recipe(config, **more)
+    if not isinstance(task, Task):
+        raise UsageError(f"{target(recipe)} must return a Task, and returned {task!r}")
+    return task
 
 
 @contextlib.contextmanager
@@ -123,6 +133,10 @@ def train_with(
 ) -> Run:
     """Train a recipe from Python; see `engine.recipes.ppo.train`."""
     algo, kind = _name(recipe), config_type(recipe)
+    if isinstance(overrides, str):
+        raise UsageError(f"overrides is a list of words, like [{overrides!r}]")
+    if isinstance(env, type):
+        raise UsageError(f"env is the name of an environment, like '{env.__module__}:{env.__qualname__}'")
     words = [f"seed={seed}", *overrides]
     if config is not None:
         if env is not None and env != config.env.id:
@@ -206,7 +220,7 @@ def play(
 def film(policy: Any, config: RunConfig, folder: Path, *, episodes: int, env_step: int) -> list[Path]:
     """Film deterministic episodes, each into a file named by its return; return the paths.
 
-    Raises `MissingExtra` where frames cannot be drawn.
+    Raises `MissingExtra` for an absent package, `EnvError` for an environment that cannot draw itself.
     """
     paths = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +232,7 @@ def film(policy: Any, config: RunConfig, folder: Path, *, episodes: int, env_ste
             with Video(unnamed, fps=env.render_fps) as video:
                 over: tuple[Episode, ...] = ()
                 while not over:
-                    video.add(env.render()[0])
+                    video.add(_frame(env, config.env.id))
                     step = env.step(np.asarray(policy.act(obs, deterministic=True)) - start)
                     obs, over = step.obs, step.episodes
             named = f"step_{env_step:09d}-ep{number}-return{over[0].return_:+.0f}.mp4"
@@ -229,7 +243,11 @@ def film(policy: Any, config: RunConfig, folder: Path, *, episodes: int, env_ste
 def summary(run: Run) -> str:
     """Return what to tell the user at the end of a run: the result, the files, what to try next."""
     result = run.result
-    lines = [f"{run.state}: {run.info.get('stop_reason')}"]
+    command = command_name()
+    reason = run.info.get("stop_reason")
+    if run.state == "interrupted" and reason == "interrupted":
+        reason = "by Ctrl-C; everything up to there is saved"
+    lines = [f"{run.state}: {reason}"]
     if "return_mean" in result:
         lines.append(
             f"return  {result['return_mean']:.1f} ± {result['return_std']:.1f} "
@@ -241,13 +259,29 @@ def summary(run: Run) -> str:
         ("video", "videos/*.mp4"),
     ):
         lines += [f"{label:<7} {path}" for path in sorted(run.path.glob(pattern))]
-    lines += [
-        "next:",
-        f"  engine eval {run.path} --episodes 100",
-        f"  engine plot {run.path}",
-        f"  tensorboard --logdir {run.path / 'tb'}",
-    ]
+    lines.append("next:")
+    if any(run.path.glob("policies/*")):
+        lines.append(f"  {command} eval {run.path} --episodes 100")
+    lines.append(f"  {command} plot {run.path}")
+    lines.append(f"  {command.removesuffix('engine')}tensorboard --logdir {run.path / 'tb'}")
     return "\n".join(lines)
+
+
+def _frame(env: Any, name: str) -> Any:
+    """One picture; raises EnvError for an environment that cannot draw itself."""
+    try:
+        frame = env.render()[0]
+    except EngineError:
+        raise
+    except Exception as error:  # the user's environment draws: anything can happen
+        said = f": {error}" if str(error) else ""
+        raise EnvError(f"{name} cannot be drawn: its render() raised {type(error).__name__}{said}") from error
+    if getattr(frame, "ndim", 0) != 3:
+        raise EnvError(
+            f"{name} cannot be drawn: its render() gave no picture (height, width, 3), but "
+            + (f"shape {frame.shape}" if hasattr(frame, "shape") else type(frame).__name__)
+        )
+    return frame
 
 
 @contextlib.contextmanager
@@ -261,6 +295,15 @@ def _without_screen() -> Iterator[None]:
     finally:
         for name in missing:
             os.environ.pop(name, None)
+
+
+def command_name() -> str:
+    """``engine``, or its path where the shell would not find it: in an environment that is not activated."""
+    mine = Path(sys.executable).parent / "engine"
+    if shutil.which("engine") or not mine.is_file():
+        return "engine"
+    near = os.path.relpath(mine)
+    return str(mine) if near.startswith("..") else near
 
 
 def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 
 import engine
 from engine.envs.config import EnvConfig
+from engine.envs.toy import DictEnv
 from engine.errors import ConfigError, StateError, UsageError
 from engine.policies.config import DQNConfig, PPOConfig
 from engine.recipes import dqn as dqn_recipe
@@ -171,3 +172,57 @@ def test_a_run_without_a_policy_says_so(tmp_path: Path) -> None:
     run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
     with pytest.raises(StateError, match="no policy yet"):
         engine.load_policy(run.path)
+
+
+class Undrawn(DictEnv):
+    """It takes a render mode and draws nothing, as most environments of one's own do at first."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # as gymnasium declares it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+
+def test_an_environment_that_cannot_be_drawn_costs_the_film_and_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = short_ppo(f"{__name__}:Undrawn", evaluate=EvaluateConfig(every=1_000_000, video=1))
+    run = ppo_recipe.train(config=config, run_dir=tmp_path / "run", progress="plain")
+    assert run.state == "finished"
+    assert run.result["episodes"] == 20
+    assert "no film was made" in capsys.readouterr().err
+    assert not list((tmp_path / "run" / "videos").iterdir())
+
+
+def test_arguments_of_the_wrong_kind_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="like \\['seed=1'\\]"):
+        ppo_recipe.train("CartPole-v1", overrides="seed=1")
+    with pytest.raises(UsageError, match=r"like 'engine.envs.toy:DictEnv'"):
+        ppo_recipe.train(DictEnv)  # type: ignore[arg-type]
+
+
+def test_a_recipe_that_returns_no_task_is_named(tmp_path: Path) -> None:
+    def forgetful(config: PPORun) -> Any:
+        ppo(config).close()
+
+    run = Run.create(env="e", algo="a", seed=0, run_dir=tmp_path / "run")
+    with pytest.raises(UsageError, match="forgetful must return a Task, and returned None"):
+        run_experiment(forgetful, short_ppo(), run=run, progress="off")
+    assert run.state == "failed"
+
+
+def test_the_summary_tells_only_what_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create(env="e", algo="a", seed=0, run_dir=tmp_path / "run")
+    run.finish("interrupted", "interrupted")
+    assert " eval " not in summary(run)
+    assert "interrupted: by Ctrl-C" in summary(run)
+    (run.path / "policies" / "last").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    for name in ("engine", "python"):
+        (tmp_path / "bin" / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "")
+    assert "  bin/engine eval " in summary(run)
+    assert "  bin/tensorboard " in summary(run)
