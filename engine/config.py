@@ -186,6 +186,9 @@ def find(name: str | Path) -> Path:
             return path
     if Path(text).is_dir():
         raise ConfigError(f"{text} is a folder, not a configuration file{did_you_mean(text, names())}")
+    inside = [known for known in names() if known.startswith(f"{text.rstrip('/')}/")]
+    if inside:
+        raise UsageError(f"no configuration {text!r}; there are {', '.join(inside)}")
     hint = did_you_mean(text.removesuffix(".yaml"), names()) or "; `engine list` shows what there is"
     raise UsageError(f"no configuration {text!r}{hint}")
 
@@ -391,6 +394,10 @@ def _mistakes(
         if inner is not None and isinstance(value, dict):
             yield from _mistakes(value, inner, key, settings, root)
             continue
+        if inner is not None and isinstance(value, (str, int, float, list)):
+            inside = ", ".join(f"{'.'.join(key)}.{field}" for field in list(inner.__struct_fields__)[:3])
+            yield f"{name!r} of {struct.__name__} has fields of its own, like {inside}; got {value!r} {place}"
+            continue
         try:
             msgspec.convert(value, fields[name].type, strict=False)
         except msgspec.ValidationError as error:
@@ -403,7 +410,9 @@ def _mistakes(
 
 def _nearest(name: str, fields: Iterable[str], root: type[msgspec.Struct]) -> str:
     same_leaf = [dotted for dotted in keys(root) if dotted.rpartition(".")[2] == name]
-    return f"; did you mean {same_leaf[0]!r}?" if same_leaf else did_you_mean(name, fields)
+    if same_leaf:
+        return f"; did you mean {same_leaf[0]!r}?"
+    return did_you_mean(name, fields) or f"; it has {', '.join(fields)}"
 
 
 def keys(struct: type[msgspec.Struct]) -> list[str]:

@@ -268,3 +268,23 @@ def test_given_values_may_hold_structs_and_numbers_as_text() -> None:
 def test_import_brings_neither_torch_nor_numpy() -> None:
     code = "import engine.config, sys; print({'torch', 'numpy', 'gymnasium', 'rich'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_a_folder_of_configurations_names_what_is_in_it() -> None:
+    with pytest.raises(UsageError, match="no configuration 'dqn'; there are dqn/acrobot, dqn/cartpole"):
+        config.find("dqn")
+
+
+def test_where_no_name_is_near_the_fields_are_listed() -> None:
+    with pytest.raises(ConfigError, match=r"no field 'zzz' in Net .*; it has learning_rate, "):
+        config.convert({"zzz": 1}, Net)
+
+
+def test_a_value_in_the_place_of_fields_names_the_fields() -> None:
+    class Outer(msgspec.Struct):
+        net: Net = Net()
+
+    with pytest.raises(
+        ConfigError, match=r"'net' of Outer has fields of its own, like net.learning_rate, .*got 'X-v0'"
+    ):
+        config.convert({"net": "X-v0"}, Outer)

@@ -95,6 +95,10 @@ def call(argv: Sequence[str] | None = None) -> int:
         result: Any = cli.main(None if argv is None else list(argv), "engine", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
+        # `engine config` alone: its help, and no complaint (click 8.1, without this error, does so itself)
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            _complain(error.format_message())
+            return error.exit_code
         _complain(f"error: {_lower(error.format_message())}{_dashes(error)}")
         if isinstance(error, click.UsageError) and error.ctx is not None:
             _complain(f"{error.ctx.get_usage()}\nTry: {error.ctx.command_path} --help")

@@ -80,7 +80,7 @@ def new() -> None:
     """Write a first version of your own code, with a test that passes."""
 
 
-@new.command(epilog=EXAMPLES)
+@new.command(epilog=EXAMPLES, short_help="Write NAME.py, a middleware, and its test.")
 @click.argument("name")
 @click.option(
     "--folder", type=click.Path(path_type=Path), default=Path("."), help="Where to write (default: here)."

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError, UsageError
+from engine.errors import EngineError, UsageError, did_you_mean
 from engine.runs.files import replacing
 from engine.runs.metrics import Metrics
 
@@ -65,6 +65,10 @@ def learning_curve(
     if not drawn:
         known = sorted({key for seeds in runs.values() for metrics in seeds for key in metrics.names()})
         wanted = y or f"{TRAINING} or {EVALUATION}"
+        for word in (x, y):
+            if known and word and word not in known:
+                hint = did_you_mean(word, known) or f"; they hold {', '.join(known)}"
+                raise UsageError(f"nothing to draw: no run holds {word!r}{hint}")
         raise EngineError(
             f"nothing to draw: no run holds {wanted} over {x}; they hold {', '.join(known) or 'nothing'}"
         )

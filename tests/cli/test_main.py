@@ -150,3 +150,11 @@ def test_a_reader_that_leaves_early_is_no_mistake() -> None:
     words = f"{sys.executable} -m engine.cli.main config show ppo/cartpole | true"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("group", ["config", "new"])
+def test_a_group_alone_shows_its_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([group]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"Usage: engine {group}")
+    assert "error" not in said

@@ -113,8 +113,8 @@ def test_plot_prints_the_path_of_the_picture(inside: Path, capsys: pytest.Captur
     assert call(["plot", "latest", "--x", "time", "--output", "curve.svg"]) == 0
     assert capsys.readouterr().out == "curve.svg\n"
     assert "<svg" in Path("curve.svg").read_text()
-    assert call(["plot", "latest", "--y", "train/los_value"]) == 1
-    assert "no run holds train/los_value" in capsys.readouterr().err
+    assert call(["plot", "latest", "--y", "train/los_value"]) == 2
+    assert "no run holds 'train/los_value'" in capsys.readouterr().err
     assert call(["plot", "latest", "latest"]) == 0
 
 
@@ -210,3 +210,13 @@ def test_a_script_that_ignores_its_overrides_is_told(
     Path("x.py").write_text("print('done')")
     assert call(["run", "x.py", "a=1"]) == 0
     assert "a=1 changed nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "nearest"), [("--x", "tim", "time"), ("--y", "train/los_value", "train/loss_value")]
+)
+def test_plot_names_the_nearest_scalar(
+    inside: Path, capsys: pytest.CaptureFixture[str], option: str, word: str, nearest: str
+) -> None:
+    assert call(["plot", "latest", option, word]) == 2
+    assert f"no run holds {word!r}; did you mean {nearest!r}?" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def test_losses_and_timing_are_drawn(tmp_path: Path) -> None:
 
 
 def test_nothing_to_draw_is_said_with_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"no run holds nope over env_step; they hold collect/return_mean"):
+    with pytest.raises(EngineError, match=r"no run holds 'nope'; they hold collect/return_mean"):
         plots.learning_curve({"ppo": [measured()]}, tmp_path / "x.png", y="nope")
     with pytest.raises(EngineError, match="they hold nothing"):
         plots.learning_curve({"ppo": [Metrics([])]}, tmp_path / "x.png")
