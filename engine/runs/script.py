@@ -6,6 +6,8 @@ python nothing is handed over, and both functions answer with something fresh.
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +56,25 @@ def run_folder(*, env: str = "script", algo: str | None = None, seed: int = 0) -
     handover = _handover.get()
     if handover is not None:
         return handover.run
-    return Run.create(env=env, algo=algo or Path(sys.argv[0] or "python").stem or "python", seed=seed)
+    run = Run.create(env=env, algo=algo or Path(sys.argv[0] or "python").stem or "python", seed=seed)
+    atexit.register(_end, run.path, os.getpid())
+    return run
+
+
+def _end(path: Path, pid: int) -> None:
+    """Write how a script ended into its run.json, unless that was done, or the folder is gone."""
+    if os.getpid() != pid or not (path / "run.json").is_file():
+        return
+    run = Run.open(path)
+    if run.info.get("end") is not None:
+        return
+    error = getattr(sys, "last_value", None)  # what the interpreter has shown a traceback of
+    if error is None:
+        run.finish("finished")
+    elif isinstance(error, KeyboardInterrupt):
+        run.finish("interrupted", "interrupted")
+    else:
+        run.finish("failed", f"{type(error).__name__}: {error}")
 
 
 def overrides(config: type[S]) -> S:

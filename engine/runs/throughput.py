@@ -16,10 +16,12 @@ class Throughput:
     def __init__(self, now: float, env_step: int = 0) -> None:
         self._start = now
         self._samples = [(now, env_step)]
+        self._added = 0
 
     def add(self, now: float, env_step: int) -> None:
         """Note how far the run is; called a few times a second."""
         self._samples.append((now, env_step))
+        self._added += 1
         window = max(_SHORTEST, (now - self._start) / 2)
         first = 0
         while first < len(self._samples) - 2 and self._samples[first + 1][0] <= now - window:
@@ -36,9 +38,12 @@ class Throughput:
         return (last_step - first_step) / (last_time - first_time)
 
     def remaining(self, total: int | None) -> float | None:
-        """Seconds until env step `total`; None where nobody can know."""
+        """Seconds until env step `total`; None where nobody can know.
+
+        The first look tells nothing: it holds the making of everything, and an iteration that warms up.
+        """
         rate = self.rate()
-        if total is None or rate is None:
+        if total is None or rate is None or self._added < 2:
             return None
         return max(0.0, (total - self._samples[-1][1]) / rate)
 

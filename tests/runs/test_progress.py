@@ -78,6 +78,8 @@ def test_samples_stay_few_in_a_long_run() -> None:
 def test_nobody_knows_the_time_to_go_without_a_total_or_progress() -> None:
     throughput = Throughput(0.0)
     assert throughput.remaining(100) is None
+    throughput.add(0.5, 1)
+    assert throughput.remaining(100) is None  # one look holds little but the start
     throughput.add(1.0, 50)
     assert throughput.remaining(None) is None
     assert throughput.remaining(100) == 1.0

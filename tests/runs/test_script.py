@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -33,3 +36,17 @@ def test_what_the_command_left_is_handed_over_for_its_time_only(tmp_path: Path) 
         assert overrides(Settings).seed == 5
         assert handover.configured
     assert overrides(Settings).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("last_line", "state"),
+    [("", "finished"), ("raise ValueError('boom')", "failed"), ("run.finish('interrupted')", "interrupted")],
+)
+def test_a_script_under_plain_python_says_how_it_ended(tmp_path: Path, last_line: str, state: str) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(f"import engine\nrun = engine.run_folder()\n{last_line}\n")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "ENGINE_RUNS": str(tmp_path / "runs")}
+    subprocess.run([sys.executable, str(script)], env=env, cwd=tmp_path, capture_output=True, timeout=60)
+    run = Run.open("latest", root=tmp_path / "runs")
+    assert run.state == state
+    assert ("boom" in str(run.info["stop_reason"])) == (state == "failed")
