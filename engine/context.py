@@ -7,7 +7,7 @@ anew there, in a new object.  Middleware may write fields that nobody declared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from engine.errors import MiddlewareError, UnknownField, did_you_mean
@@ -194,6 +194,11 @@ def renewal_of(kind: type[Context]) -> Callable[[Any], Any]:
     known = _RENEWALS.get(kind)
     if known is not None:
         return known
+    for name, value in vars(kind).items():
+        if isinstance(value, Field):
+            raise MiddlewareError(
+                f"{kind.__name__} declares {name} but is no dataclass; write @dataclass above it"
+            )
     lines = ["def renew(ctx):", "    fresh = new(kind)"]
     values: dict[str, Any] = {"new": object.__new__, "kind": kind, "immutable": _IMMUTABLE}
     values |= {"check": _check_immutable, "carry": _carry}

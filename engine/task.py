@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import inspect
+import logging
 import signal
 import threading
 import time
@@ -18,11 +19,13 @@ from typing import Any, Self
 
 from engine import pipeline
 from engine.bus.bus import Bus, Handler
-from engine.context import Context, next_context
+from engine.context import Context, next_context, renewal_of
 from engine.errors import ConflictError, Finishing, UnknownName, UsageError, did_you_mean
 from engine.executor import Executor, InOrder
 from engine.pipeline import Compiler, Hooks, Node, Run, Timing
 from engine.state import graph as state_graph
+
+log = logging.getLogger(__name__)
 
 
 class Task:
@@ -53,6 +56,7 @@ class Task:
                 "async_mode=True: the overlapped mode is not built yet; leave it out to run in order"
             )
         self.ctx: Context = Context() if ctx is None else ctx
+        renewal_of(type(self.ctx))  # says now what would fail between the first two iterations
         self.role = role
         self.bus = Bus() if bus is None else bus
         self.attention = False
@@ -428,6 +432,8 @@ class _Interrupt:
         self._task.request_finish("interrupted")
         if isinstance(self._before, _Interrupt):
             self._before(number, frame)
+        else:
+            log.warning("interrupted: this iteration is completed first; Ctrl-C once more stops at once")
 
 
 def _checked_steps(max_step: Any) -> int | None:

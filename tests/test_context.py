@@ -115,3 +115,11 @@ def test_a_copy_of_a_view_is_a_context_of_its_own() -> None:
         assert type(other) is OnlineContext
     assert writes(seen) == set()
     assert seen.env_step == 3
+
+
+def test_a_context_class_that_forgot_to_be_a_dataclass_is_told_so() -> None:
+    class Forgetful(OnlineContext):
+        best: float = kept(0.0)
+
+    with pytest.raises(MiddlewareError, match="write @dataclass above it"):
+        Task(Forgetful())

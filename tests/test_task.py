@@ -285,6 +285,7 @@ def test_the_first_interrupt_ends_the_iteration_and_the_second_is_immediate(
         [sys.executable, "-c", INTERRUPTED.format(second=second)], capture_output=True, text=True, timeout=60
     )
     assert done.stdout == expected
+    assert "Ctrl-C once more stops at once" in done.stderr
     assert ("KeyboardInterrupt" in done.stderr) is bool(second)
 
 

@@ -14,9 +14,9 @@ Decay = Literal["none", "linear"]
 class PPOConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Proximal policy optimization (Schulman et al. 2017)."""
 
-    learning_rate: Annotated[float, Meta(gt=0, description="step size of Adam, at the start of the run")] = (
-        3e-4
-    )
+    learning_rate: Annotated[
+        float, Meta(gt=0, le=1, description="step size of Adam, at the start of the run")
+    ] = 3e-4
     learning_rate_decay: Annotated[
         Decay, Meta(description="linear: to 0 at the end of the run, as `set_progress` tells it")
     ] = "none"
@@ -63,9 +63,9 @@ class PPOConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class DQNConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Deep Q-learning (Mnih et al. 2015), with double targets, dueling heads and n-step returns."""
 
-    learning_rate: Annotated[float, Meta(gt=0, description="step size of Adam, at the start of the run")] = (
-        1e-3
-    )
+    learning_rate: Annotated[
+        float, Meta(gt=0, le=1, description="step size of Adam, at the start of the run")
+    ] = 1e-3
     learning_rate_decay: Annotated[
         Decay, Meta(description="linear: to 0 at the end of the run, as `set_progress` tells it")
     ] = "none"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import logging
 import os
 import shutil
 import sys
@@ -38,6 +39,8 @@ from engine.runs.trackers import TensorBoard, Trackers
 from engine.runs.video import Video
 from engine.seeding import stream
 from engine.task import Task
+
+log = logging.getLogger(__name__)
 
 Recipe: TypeAlias = Callable[..., Task]
 """``recipe(config, *, watch=None) -> Task``; the config's type is the annotation of its first parameter."""
@@ -115,6 +118,13 @@ def _told(run: Run) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         run.finish("interrupted", "interrupted at once: what came after the last evaluation is not saved")
+        saved = run.path / "policies"
+        where = (
+            f"the policies of the last evaluations are in {saved}"
+            if saved.is_dir()
+            else "no policy was saved yet"
+        )
+        log.warning("stopped at once; %s", where)
         raise
     except BaseException as error:
         run.finish("failed", f"{type(error).__name__}: {error}")
