@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -625,15 +624,20 @@ def test_an_event_before_a_run_leaves_the_context_to_be_run() -> None:
 
 def test_a_waiting_thread_gets_an_event_that_a_boundary_delivers_first() -> None:
     got: list[Any] = []
-    with Task() as task:
-        waiting = threading.Thread(target=lambda: got.append(task.wait_for("a_b", timeout=30)))
-        waiting.start()
-        while not task.bus._waits:
-            time.sleep(0)
-        with task.bus._changed:  # the thread cannot wake before the boundary
-            task.emit("a_b", 1)
-            task.bus.deliver()
-        waiting.join(30)
+    bus, registered = Bus(), threading.Event()
+
+    def finishing() -> bool:  # asked by an unbounded wait once it is under way
+        registered.set()
+        return False
+
+    bus.attach(finishing=finishing, notify=lambda: None)
+    waiting = threading.Thread(target=lambda: got.append(bus.wait_for("a_b", timeout=None)))
+    waiting.start()
+    assert registered.wait(30)
+    with bus._changed:  # the thread cannot wake before the boundary
+        bus.emit("a_b", 1)
+        bus.deliver()
+    waiting.join(30)
     assert got == [1]
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine import config as configs
 from engine.config import Settings
 from engine.errors import ConfigError, EngineError, UsageError, did_you_mean
+from engine.recipes.config import config_type
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Target:
     @property
     def algo(self) -> str:
         """The recipe's function name, like ``ppo``."""
-        return self.name.rpartition(":")[2]
+        return str(getattr(self.recipe, "__name__", self.name.rpartition(":")[2]))
 
     def yaml(self) -> str:
         """The resolved configuration, each line marked with where it came from."""
@@ -97,23 +96,3 @@ def find_recipe(name: str, kind: type[EngineError]) -> Callable[..., Any]:
         known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise kind(f"module {module_name!r} has no recipe {function!r}{did_you_mean(function, known)}")
     return found  # type: ignore[no-any-return]
-
-
-def config_type(recipe: Callable[..., Any], name: str) -> type[msgspec.Struct]:
-    """The Struct that annotates a recipe's first parameter; only this annotation is looked at.
-
-    Raises ConfigError where there is none.
-    """
-    parameter = next(iter(inspect.signature(recipe).parameters.values()), None)
-    hint = parameter.annotation if parameter is not None else None
-    if isinstance(hint, str):
-        try:
-            hint = eval(hint, getattr(inspect.unwrap(recipe), "__globals__", {}))  # as typing does
-        except NameError as error:
-            raise ConfigError(f"the configuration type of {name} cannot be found: {error}") from None
-    if not (isinstance(hint, type) and issubclass(hint, msgspec.Struct)):
-        raise ConfigError(
-            f"{name} is no recipe: its first parameter must be annotated with a msgspec.Struct, "
-            "as in `def ppo(config: PPORun, ...) -> Task`"
-        )
-    return hint

@@ -9,6 +9,7 @@ from typing import Any
 from engine.context import Context
 from engine.middleware.functional.log import Averages
 from engine.middleware.functional.rhythm import Every
+from engine.middleware.functional.save import save_best_policy
 from engine.pipeline import Timing
 from engine.policies.files import save_policy
 from engine.runs.folder import Run
@@ -42,7 +43,7 @@ class Recorder:
     ) -> None:
         self.run = run
         self.policy = policy
-        self.best: float | None = None
+        self._save_best = None if policy is None else save_best_policy(policy, run.path / "policies" / "best")
         self._progress = progress
         self._trackers = tuple(trackers)
         self._writer = MetricsWriter(run.path / "metrics.jsonl")
@@ -61,7 +62,9 @@ class Recorder:
         self._averages.add(metrics)
         evaluated = metrics.get("eval/return_mean")
         if evaluated is not None:
-            self._evaluated(evaluated)
+            self.save_last()
+            if self._save_best is not None:
+                self._save_best(ctx)
         if self._due(env_step) or evaluated is not None:
             self.write(ctx)
             self._progress.update(env_step, metrics, self.seconds())
@@ -97,10 +100,3 @@ class Recorder:
         self._writer.close()
         for tracker in self._trackers:
             tracker.close()
-
-    def _evaluated(self, return_mean: float) -> None:
-        self.save_last()
-        # Of equals the later one is kept: it has seen more.
-        if self.policy is not None and (self.best is None or return_mean >= self.best):
-            self.best = return_mean
-            save_policy(self.policy, self.run.path / "policies" / "best")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from engine.envs.config import EnvConfig
+from engine.errors import ConfigError
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -42,3 +46,23 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="where the policy learns")] = "cpu"
     evaluate: EvaluateConfig = EvaluateConfig()
     stop: StopConfig = StopConfig()
+
+
+def config_type(recipe: Callable[..., Any], name: str) -> type[msgspec.Struct]:
+    """The Struct that annotates a recipe's first parameter; only this annotation is looked at.
+
+    Raises ConfigError where there is none.
+    """
+    parameter = next(iter(inspect.signature(recipe).parameters.values()), None)
+    hint = parameter.annotation if parameter is not None else None
+    if isinstance(hint, str):
+        try:
+            hint = eval(hint, getattr(inspect.unwrap(recipe), "__globals__", {}))  # as typing does
+        except NameError as error:
+            raise ConfigError(f"the configuration type of {name} cannot be found: {error}") from None
+    if not (isinstance(hint, type) and issubclass(hint, msgspec.Struct)):
+        raise ConfigError(
+            f"{name} is no recipe: its first parameter must be annotated with a msgspec.Struct, "
+            "as in `def ppo(config: PPORun, ...) -> Task`"
+        )
+    return hint

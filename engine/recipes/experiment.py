@@ -27,7 +27,7 @@ from engine.middleware.functional.evaluate import evaluate, run_episodes
 from engine.middleware.recorder import Recorder
 from engine.policies import files
 from engine.recipes.check import check
-from engine.recipes.config import RunConfig
+from engine.recipes.config import RunConfig, config_type
 from engine.recipes.parts import make_evaluation_env
 from engine.runs import plots
 from engine.runs.diagram import render
@@ -135,19 +135,19 @@ def train_with(
     recipe: Recipe,
     env: str | None,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     config: RunConfig | None = None,
     overrides: Sequence[str] = (),
     run_dir: str | Path | None = None,
     progress: str = "auto",
 ) -> Run:
     """Train a recipe from Python; see `engine.recipes.ppo.train`."""
-    algo, kind = _name(recipe), config_type(recipe)
+    algo, kind = _name(recipe), config_type(recipe, target(recipe))
     if isinstance(overrides, str):
         raise UsageError(f"overrides is a list of words, like [{overrides!r}]")
     if isinstance(env, type):
         raise UsageError(f"env is the name of an environment, like '{env.__module__}:{env.__qualname__}'")
-    words = [f"seed={seed}", *overrides]
+    words = [*overrides] if seed is None else [f"seed={seed}", *overrides]
     if config is not None:
         if env is not None and env != config.env.id:
             raise UsageError(f"env is {env!r} but config.env.id is {config.env.id!r}; give one of them")
@@ -156,7 +156,7 @@ def train_with(
                 "give either a config or overrides; a config can be changed with msgspec.structs.replace"
             )
         settings = None
-        wanted: Any = msgspec.structs.replace(config, seed=seed or config.seed)
+        wanted: Any = config if seed is None else msgspec.structs.replace(config, seed=seed)
     else:
         if env is None:
             raise UsageError(f"{algo}.train needs an environment, like {algo}.train('CartPole-v1')")
@@ -176,13 +176,6 @@ def shipped(algo: str, env: str) -> Any:
             if settings.values.get("env", {}).get("id") == env:
                 return settings
     return configs.override(configs.Settings({}, {}), [f"env.id={env}"])
-
-
-def config_type(recipe: Recipe) -> type[RunConfig]:
-    """Return the type of a recipe's first argument."""
-    first = next(iter(inspect.signature(recipe).parameters.values()))
-    kind: type[RunConfig] = eval(first.annotation, recipe.__globals__)
-    return kind
 
 
 def target(recipe: Recipe) -> str:

@@ -88,7 +88,7 @@ def ppo(config: PPORun, *, watch: Watch | None = None) -> Task:
 def train(
     env: str | None = None,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     config: PPORun | None = None,
     overrides: Sequence[str] = (),
     run_dir: str | Path | None = None,
@@ -97,7 +97,8 @@ def train(
     """Train PPO and return the run, whose `path` holds everything it left behind.
 
     Starts from `config`, or from the shipped configuration of `env`, or from the defaults;
-    `overrides` are words as on the command line (``"policy.learning_rate=1e-3"``).  The first
+    `seed` replaces its seed; `overrides` are words as on the command line
+    (``"policy.learning_rate=1e-3"``).  The first
     Ctrl-C ends it after the iteration under way, everything saved.
     """
     from engine.recipes.experiment import train_with

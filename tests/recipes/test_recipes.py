@@ -226,3 +226,12 @@ def test_the_summary_tells_only_what_can_be_done(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", "")
     assert "  bin/engine eval " in summary(run)
     assert "  bin/tensorboard " in summary(run)
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(0, 0), (5, 5), (None, 3)])
+def test_the_seed_given_to_train_replaces_the_one_of_the_config(
+    seed: int | None, expected: int, tmp_path: Path
+) -> None:
+    config = short_ppo(stop=StopConfig(env_step=100), evaluate=EvaluateConfig(episodes=1))
+    run = ppo_recipe.train(config=config, seed=seed, run_dir=tmp_path / "run", progress="off")
+    assert run.info["seed"] == expected

@@ -28,6 +28,8 @@ def save_policy(policy: Any, folder: str | Path, *, every: int) -> Middleware:
 def save_best_policy(policy: Any, folder: str | Path, *, metric: str = "eval/return_mean") -> Middleware:
     """Save the policy into `folder` whenever `metric` is at least as good as ever before.
 
+    Of equals the later one is kept: it has seen more.
+
     Reads: ctx.metrics[metric], where it is written.
     """
     best = -math.inf
