@@ -6,9 +6,10 @@ anew there, in a new object.  Middleware may write fields that nobody declared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 from engine.errors import MiddlewareError, UnknownField, did_you_mean
 
@@ -217,6 +218,32 @@ def renewal_of(kind: type[Context]) -> Callable[[Any], Any]:
     renew: Callable[[Any], Any] = values["renew"]
     _RENEWALS[kind] = renew
     return renew
+
+
+@functools.lru_cache(maxsize=256)
+def _declared_kept(kind: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind) if item.metadata.get("kept"))
+
+
+def kept_values(ctx: Context) -> dict[str, Any]:
+    """Return the kept fields of `ctx` that have a value, those that `keep` named included."""
+    values = ctx.__dict__
+    return {
+        name: values[name] for name in (*_declared_kept(cast(Any, type(ctx))), *ctx._kept) if name in values
+    }
+
+
+def kept_writes(ctx: Context, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kept fields of `ctx` that hold another object than in `before`, a copy of its fields.
+
+    Raises `MiddlewareError` for a value that can change in place.
+    """
+    written = {}
+    for name, value in kept_values(ctx).items():
+        if name not in before or before[name] is not value:
+            _check_immutable(name, value)
+            written[name] = value
+    return written
 
 
 def _carry(ctx: Context, fresh: Context) -> None:

@@ -14,7 +14,8 @@ The tree::
     ├── UnknownName (LookupError)          a middleware, event or handler that does not exist
     ├── StateError                         state that cannot be saved, loaded or named
     ├── DeadlineExceeded (TimeoutError)    a wait that ran past its timeout
-    └── Finishing                          an unbounded wait that ended because the task is finishing
+    ├── Finishing                          an unbounded wait that ended because the task is finishing
+    └── Abandoned                          an iteration in flight that cannot complete, since another failed
 
 An error that leaves a middleware keeps its own type and gains a note that names the
 middleware, the iteration and the role.
@@ -85,6 +86,10 @@ class DeadlineExceeded(EngineError, TimeoutError):
 
 class Finishing(EngineError):
     """Ends an unbounded wait of a task that is finishing; nothing was changed by the wait."""
+
+
+class Abandoned(EngineError):
+    """Thrown into the second halves of an iteration in flight that will not complete; see `__cause__`."""
 
 
 def foremost(errors: Sequence[E]) -> E:

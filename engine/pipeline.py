@@ -12,6 +12,7 @@ function; hooks and timing cost something only where they are present.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,6 +25,12 @@ from engine.errors import ConflictError, MiddlewareError, UsageError, foremost
 
 Run: TypeAlias = Callable[[Any], None]
 """A compiled pipeline: runs to completion and returns None."""
+
+Suspended: TypeAlias = tuple[Generator[None, None, Any], str]
+"""A second half that waits, and the full name of its middleware."""
+
+Enter: TypeAlias = Callable[[Any], Suspended | None]
+"""A compiled station: runs its first half and returns the second, if one waits."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -156,6 +163,23 @@ def _throw(suspended: Generator[None, None, Any], name: str, error: BaseExceptio
         raise _second_yield(suspended, name) from error
     finally:
         del error  # no cycle between this frame and the traceback
+
+
+def leave(suspended: Suspended, ctx: Any, error: BaseException | None) -> BaseException | None:
+    """Run one second half, with `error`, if any, thrown into it; return the error that leaves it."""
+    waiting, name = suspended
+    try:
+        if error is None:
+            _resume(waiting, name)
+        else:
+            _throw(waiting, name, error)
+    except BaseException as raised:
+        if raised is not error:
+            _note(raised, name, ctx)
+        return raised
+    finally:
+        del error  # no cycle between this frame and the traceback
+    return None
 
 
 def _note(error: BaseException, name: str, ctx: Any) -> None:
@@ -369,6 +393,21 @@ class Compiler:
         self.runners.setdefault(group, run)
         return run
 
+    def station(self, middleware: Middleware, full_name: str) -> Enter:
+        """Return a function that runs the first half of a member and returns the second, if one waits."""
+        call = self.member(middleware, full_name)
+
+        def enter(ctx: Any) -> Suspended | None:
+            try:
+                result: Any = call(ctx)
+                suspended = None if result is None else _suspended(result, full_name)
+            except BaseException as error:
+                _note(error, full_name, ctx)
+                raise
+            return None if suspended is None else (suspended, full_name)
+
+        return enter
+
     def chain(self, members: Sequence[Middleware], names: Sequence[str], path: str = "") -> Run:
         """Return a function that runs members forward and their second halves in reverse."""
         full = tuple(f"{path}.{name}" if path else name for name in names)
@@ -467,7 +506,11 @@ class Parallel(Group):
                 return
             views = [view(ctx) for _ in runs]
             with ThreadPoolExecutor(len(runs), thread_name_prefix="parallel") as pool:
-                futures = [pool.submit(member, seen) for member, seen in zip(runs, views, strict=True)]
+                # With the context variables: a member belongs to the same station, and numpy warns alike.
+                futures = [
+                    pool.submit(contextvars.copy_context().run, member, seen)
+                    for member, seen in zip(runs, views, strict=True)
+                ]
             error = _earliest([future.exception() for future in futures], full)
             if error is not None:
                 try:

@@ -13,7 +13,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -21,8 +21,8 @@ from engine import pipeline
 from engine.bus.bus import Bus, Handler
 from engine.context import Context, next_context, renewal_of
 from engine.errors import ConflictError, Finishing, UnknownName, UsageError, did_you_mean
-from engine.executor import Executor, InOrder
-from engine.pipeline import Compiler, Hooks, Node, Run, Timing
+from engine.executor import Executor, InOrder, Overlapped, StationTime
+from engine.pipeline import Compiler, Enter, Hooks, Node, Run, Timing
 from engine.state import graph as state_graph
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,10 @@ class Task:
     """Runs middleware in order, iteration after iteration.
 
     ``ctx`` is the first context (default: a plain `Context`), ``role`` is named in errors,
-    ``bus`` carries events (default: one in memory, of this task alone).
+    ``bus`` carries events (default: one in memory, of this task alone).  With ``async_mode``
+    every argument of `use` becomes a station of an assembly line, with a thread of its own
+    (see `engine.executor`), and at most ``max_lag + 1`` iterations are in flight (default:
+    as many as there are stations).
 
     Use it as a context manager, or, where a block is in the way (a notebook), between
     `open` and `close`.
@@ -47,30 +50,35 @@ class Task:
         role: str = "main",
         bus: Bus | None = None,
         async_mode: bool = False,
+        max_lag: int | None = None,
     ) -> None:
         if ctx is not None and not isinstance(ctx, Context):
             shown = getattr(ctx, "__name__", type(ctx).__name__)
             raise UsageError(f"Task takes a context such as OnlineContext(), not {shown}")
-        if async_mode:
-            raise UsageError(
-                "async_mode=True: the overlapped mode is not built yet; leave it out to run in order"
-            )
+        if max_lag is not None:
+            _whole(max_lag, "max_lag counts iterations")
+            if not async_mode:
+                raise UsageError("max_lag belongs to the overlapped mode: give async_mode=True too")
         self.ctx: Context = Context() if ctx is None else ctx
         renewal_of(type(self.ctx))  # says now what would fail between the first two iterations
         self.role = role
         self.bus = Bus() if bus is None else bus
         self.attention = False
-        self._executor: Executor = InOrder()
+        self.altered = True  # whether an alteration, or a hook, waits for a boundary
+        self.async_mode = bool(async_mode)
+        self.max_lag = max_lag
+        self._executor: Executor = Overlapped(max_lag) if async_mode else InOrder()
         self._members: dict[str, Any] = {}
         self._taken: set[str] = set()
         self._hooks: list[tuple[str, str, Callable[[Any], Any]]] = []
         self._timings: dict[str, Timing] | None = None
         self._clock: Callable[[], float] = time.perf_counter
-        self._compiled: Run | None = None
+        self._compiled: Run = _nothing
         self._runners: dict[Any, Run] = {}
         self._owned: list[Any] = []
         self._shared: list[Any] = []
         self._finish_reason: str | None = None
+        self._interrupted = False
         self._entered = False
         self._running = False
         self._fresh = True  # ctx has not been run yet
@@ -159,7 +167,10 @@ class Task:
         return self
 
     def share(self, *objects: Any) -> Self:
-        """Allow members that run at the same time to hold `objects`: you answer for it that this is safe."""
+        """Allow members that run at the same time to hold `objects`, and what is reachable from them.
+
+        You answer for it that this is safe: that they change between slots only, or guard themselves.
+        """
         self._shared.extend(objects)
         return self
 
@@ -175,6 +186,11 @@ class Task:
         """What each middleware cost so far, by full name; empty unless `measure` was called."""
         return dict(self._timings or {})
 
+    @property
+    def stations(self) -> list[StationTime]:
+        """What each station of an overlapped task did with its time so far; empty in order."""
+        return self._executor.times()
+
     def graph(self) -> list[Node]:
         """Return the pipeline as a picture shows it: nested nodes with names, kinds and docs."""
         return [pipeline.describe(member, name) for name, member in self._members.items()]
@@ -188,7 +204,7 @@ class Task:
     @property
     def finish(self) -> bool:
         """Whether the task is finishing; set it to True to end after the iterations in flight."""
-        return self._finish_reason is not None
+        return self._finish_reason is not None or self._executor.finishing()
 
     @finish.setter
     def finish(self, value: bool) -> None:
@@ -203,11 +219,21 @@ class Task:
         return self._finish_reason
 
     def request_finish(self, reason: str) -> None:
-        """Ask for the end after the iterations in flight; the first reason stands."""
+        """Ask for the end after the iterations in flight; the first reason stands.
+
+        Overlapped, what a station asks holds for itself at once, and for the others from the next slot on.
+        """
+        if self._executor.hold(reason):
+            return
         if self._finish_reason is None:
             self._finish_reason = reason
         self.attention = True
-        self.bus.wake()
+        self.wake()
+
+    def interrupt(self) -> None:
+        """Ask for the end as Ctrl-C does: after the iteration, or overlapped after the slot, under way."""
+        self._interrupted = True
+        self.request_finish("interrupted")
 
     # --- events -------------------------------------------------------------------------
 
@@ -237,7 +263,12 @@ class Task:
         """Enter the task without a block; pair it with `close`."""
         if self._entered:
             raise UsageError("the task is open already")
-        self.bus.attach(finishing=lambda: self.finish, notify=self._look)
+        self.bus.attach(
+            finishing=lambda: self.finish,
+            failed=self._executor.failed,
+            notify=self._look,
+            origin=self._executor.origin,
+        )
         self._entered = True
         return self
 
@@ -246,7 +277,7 @@ class Task:
         if self._entered:
             self.bus.detach()
         self._entered = False
-        errors: list[BaseException] = []
+        errors = self._executor.close(self)
         while self._owned:
             resource = self._owned.pop()
             try:
@@ -276,9 +307,10 @@ class Task:
         """Run `max_step` iterations (None: until finished) and return the last context.
 
         May be called again and goes on: kept fields and ``ctx.total_step`` continue.  The
-        first Ctrl-C ends it after the iteration under way, and a further call goes on; the
-        second raises KeyboardInterrupt at once.  An error of a middleware or a handler
-        reaches the caller with its own type and a note that says where it happened.
+        first Ctrl-C ends it after the iteration under way (overlapped: after the slot, what is in
+        flight stays so until then), and a further call goes on; the second raises
+        KeyboardInterrupt at once.  An error of a middleware or a handler reaches the caller with
+        its own type and a note that says where it happened.
         """
         steps = _checked_steps(max_step)
         if not self._entered:
@@ -289,7 +321,7 @@ class Task:
             raise UsageError("the task is running already; run it from one place at a time")
         if steps is None and not self._members:
             raise UsageError("nothing to run: use(...) a middleware first, or give max_step")
-        self._finish_reason = None
+        self._finish_reason, self._interrupted = None, False
         self._running = True
         try:
             with self._signals():
@@ -298,8 +330,33 @@ class Task:
             self._running = False
         return self.ctx
 
+    # --- what the executor asks for -----------------------------------------------------
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether `interrupt` was called since the run began."""
+        return self._interrupted
+
+    def begin(self) -> Context:
+        """Return the context of the first iteration of a run, which is `ctx` from now on."""
+        if not self._fresh:
+            self.ctx = next_context(self.ctx)
+        self._fresh = False
+        return self.ctx
+
     def boundary(self) -> Run | None:
         """Do what waits for a boundary: deliver events, make alterations; return what runs next."""
+        self.deliver()
+        if self.finish:
+            return None
+        if self.altered:
+            compiler = self._compiler()
+            self._compiled = compiler.chain(tuple(self._members.values()), tuple(self._members))
+            self._runners.update(compiler.runners)
+        return self._compiled
+
+    def deliver(self) -> None:
+        """Call the handlers of the events that were emitted."""
         self.attention = False
         if self.bus.pending:
             try:
@@ -311,50 +368,58 @@ class Task:
                 raise
             if self.bus.pending:
                 self.attention = True
-        if self.finish:
-            return None
-        return self._line()
+
+    def line(self) -> dict[str, Enter]:
+        """Make alterations; return every member by name, compiled as a station."""
+        self._check_shared(
+            self._members,
+            "are stations that run at the same time",
+            "group them in one station with serial(...)",
+        )
+        compiler = self._compiler()
+        line = {name: compiler.station(member, name) for name, member in self._members.items()}
+        self._runners.update(compiler.runners)
+        return line
+
+    def wake(self) -> None:
+        """Let waits look again whether they should end."""
+        self.bus.wake()
 
     def _start(self, steps: int | None) -> None:
         if steps == 0:
             return
         self.ctx.__dict__.update(_task=self, _runners=self._runners)
         try:
-            run = self.boundary()
-            if run is None:
-                return
-            if not self._fresh:
-                self.ctx = next_context(self.ctx)
-            self._fresh = False
-            self._executor.run(self, run, steps)
+            self._executor.run(self, steps)
         except Finishing:
             if not self.finish:  # raised by somebody else, for another reason
                 raise
 
-    def _line(self) -> Run:
-        """Return the compiled pipeline, made anew after an alteration."""
-        if self._compiled is None:
-            self._check_parallel()
-            compiler = Compiler(self._hooks_of if self._hooks or self._timings is not None else None)
-            self._compiled = compiler.chain(tuple(self._members.values()), tuple(self._members))
-            self._runners = self.ctx.__dict__["_runners"] = compiler.runners
-        return self._compiled
-
-    def _check_parallel(self) -> None:
-        """Refuse two members of one `parallel` that hold one object that changes."""
+    def _compiler(self) -> Compiler:
+        """Return what compiles the members as they are now; it is asked after an alteration only."""
         for name, member in pipeline.named_members(self._members):
             if isinstance(member, pipeline.Parallel):
-                roots = {
+                together = {
                     f"{name}.{label}": one for label, one in zip(member.names, member.members, strict=True)
                 }
-                for found, owners in state_graph.shared(roots):
-                    if any(found.value is shared for shared in self._shared):
-                        continue
-                    raise ConflictError(
-                        f"{owners[0]!r} and {owners[1]!r} run in parallel and both hold "
-                        f"{type(found.value).__name__} ({found.path}), which changes; give each its own, "
-                        "run them one after the other with serial(...), or allow it with task.share(...)"
-                    )
+                self._check_shared(
+                    together, "run in parallel", "run them one after the other with serial(...)"
+                )
+        self.altered = False
+        return Compiler(self._hooks_of if self._hooks or self._timings is not None else None)
+
+    def _check_shared(self, together: Mapping[str, Any], how: str, instead: str) -> None:
+        """Refuse two members that run at the same time and hold one object that changes."""
+        allowed: set[int] | None = None
+        for found, owners in state_graph.shared(together):
+            if allowed is None:
+                allowed = {id(one.value) for one in state_graph.walk({"shared": self._shared})}
+            if id(found.value) not in allowed:
+                raise ConflictError(
+                    f"{owners[0]!r} and {owners[1]!r} {how} and both hold "
+                    f"{type(found.value).__name__} ({found.path}), which changes; give each its own, "
+                    f"{instead}, or allow it with task.share(...)"
+                )
 
     def _new_name(self, member: Any, name: str | None) -> str:
         pipeline.check(member)
@@ -378,7 +443,7 @@ class Task:
         self.attention = True
 
     def _altered(self) -> None:
-        self._compiled = None
+        self.altered = True
         self.attention = True
 
     def _hook(self, kind: str, name: str, hook: Callable[[Any], Any]) -> Self:
@@ -429,18 +494,27 @@ class _Interrupt:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
-        self._task.request_finish("interrupted")
+        self._task.interrupt()
         if isinstance(self._before, _Interrupt):
             self._before(number, frame)
         else:
-            log.warning("interrupted: this iteration is completed first; Ctrl-C once more stops at once")
+            unit = "slot" if self._task.async_mode else "iteration"
+            log.warning("interrupted: this %s is completed first; Ctrl-C once more stops at once", unit)
+
+
+def _nothing(ctx: Context) -> None:
+    """The pipeline before anything was compiled."""
 
 
 def _checked_steps(max_step: Any) -> int | None:
-    if max_step is None:
-        return None
-    if isinstance(max_step, bool) or not hasattr(max_step, "__index__"):
-        raise UsageError(f"max_step counts iterations: a whole number or None, not {max_step!r}")
-    if max_step < 0:
-        raise UsageError(f"max_step counts iterations: at least 0, not {max_step}")
-    return int(max_step)
+    return None if max_step is None else _whole(max_step, "max_step counts iterations")
+
+
+def _whole(value: Any, what: str) -> int:
+    """Return a whole number of at least 0; raise `UsageError` for anything else."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"{what}: a whole number or None, not {value!r}")
+    number: int = value.__index__()
+    if number < 0:
+        raise UsageError(f"{what}: at least 0, not {number}")
+    return number

@@ -95,11 +95,6 @@ def test_nothing_to_run_without_end_is_an_error() -> None:
         task.run()
 
 
-def test_overlapped_mode_says_not_yet() -> None:
-    with pytest.raises(UsageError, match="not built yet"):
-        Task(async_mode=True)
-
-
 def test_two_tasks_live_in_one_process_and_one_may_run_inside_the_other() -> None:
     with Task(OnlineContext()) as outer, Task(OnlineContext()) as inner:
         inner.use(count)

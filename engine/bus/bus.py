@@ -16,7 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from engine.errors import DeadlineExceeded, Finishing, UnknownName, UsageError, did_you_mean, foremost
+from engine.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    Finishing,
+    UnknownName,
+    UsageError,
+    did_you_mean,
+    foremost,
+)
 
 Handler: TypeAlias = Callable[..., Any]
 
@@ -41,6 +49,7 @@ class _Event:
     number: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    origin: tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -74,20 +83,35 @@ class Bus:
         self._number = 0
         self._waited: dict[tuple[int, str], int] = {}
         self._waits: list[_Wait] = []
-        self._finishing: Callable[[], bool] | None = None
         self._notify: Callable[[], None] | None = None
+        self._finishing: Callable[[], bool] = _no
+        self._failed: Callable[[], bool] = _no
+        self._origin: Callable[[], tuple[int, int]] = _anywhere
 
-    def attach(self, *, finishing: Callable[[], bool], notify: Callable[[], None]) -> None:
-        """Belong to a task: unbounded waits end when ``finishing()``; ``notify()`` tells of new events."""
+    def attach(
+        self,
+        *,
+        finishing: Callable[[], bool],
+        notify: Callable[[], None],
+        failed: Callable[[], bool] | None = None,
+        origin: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        """Belong to a task.
+
+        Unbounded waits end when ``finishing()``, all waits when ``failed()``; ``notify()`` tells of
+        new events.  What is emitted by threads at the same time is delivered in the order of the
+        ``origin()`` that each of them has.
+        """
         if self._notify is not None:
             raise UsageError("this bus belongs to another open task; give each task its own")
         self._finishing, self._notify = finishing, notify
+        self._failed, self._origin = failed or _no, origin or _anywhere
         if self.pending:
             notify()
 
     def detach(self) -> None:
         """Belong to no task any more."""
-        self._finishing = self._notify = None
+        self._notify, self._finishing, self._failed, self._origin = None, _no, _no, _anywhere
 
     def on(self, event: str, handler: Handler) -> Handler:
         """Call ``handler(*args, **kwargs)`` at the boundary after each `emit` of `event`; return it."""
@@ -118,7 +142,7 @@ class Bus:
         """Queue an event for the next boundary and wake whoever waits for it."""
         with self._changed:
             self._number += 1
-            emitted = _Event(check_event(event), self._number, args, kwargs)
+            emitted = _Event(check_event(event), self._number, args, kwargs, self._origin())
             self._queue.append(emitted)
             # Handed over at once: a boundary may deliver it before the waiting thread wakes.
             for wait in self._waits:
@@ -142,30 +166,38 @@ class Bus:
         if timeout is not None and not timeout >= 0:
             raise UsageError(f"wait_for takes timeout= in seconds, at least 0, or None, not {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
+        wait = _Wait(event)
         with self._changed:
-            found = self._unseen(event)
-            if found is None:
-                wait = _Wait(event)
+            wait.found = self._unseen(event)
+            if wait.found is None:
                 self._waits.append(wait)
-                try:
-                    found = self._awaited(wait, deadline, timeout)
-                finally:
+        try:
+            found = self._awaited(wait, deadline, timeout)
+        finally:
+            with self._changed:
+                if wait in self._waits:
                     self._waits.remove(wait)
-            self._waited[threading.get_ident(), event] = found.number
+        self._waited[threading.get_ident(), event] = found.number
         return found.args[0] if len(found.args) == 1 else found.args or found.kwargs or None
 
     def _awaited(self, wait: _Wait, deadline: float | None, timeout: float | None) -> _Event:
-        while wait.found is None:
+        while True:
             left = _LOOK_AGAIN_SECONDS
-            if deadline is None:
-                if self._finishing is not None and self._finishing():
-                    raise Finishing(f"the task is finishing; the wait for {wait.event!r} ends")
-            else:
-                left = min(left, deadline - time.monotonic())
+            if wait.found is None:
+                # Without the lock: whoever is asked may wait for other threads, which may emit.
+                if self._failed():
+                    raise Abandoned(f"the run has failed; the wait for {wait.event!r} ends")
+                if deadline is None:
+                    if self._finishing():
+                        raise Finishing(f"the task is finishing; the wait for {wait.event!r} ends")
+                else:
+                    left = min(left, deadline - time.monotonic())
+            with self._changed:
+                if wait.found is not None:
+                    return wait.found
                 if left <= 0:
                     raise DeadlineExceeded(self._late(wait.event, timeout))
-            self._changed.wait(left)
-        return wait.found
+                self._changed.wait(left)
 
     def wake(self) -> None:
         """Let waits look again, because the task began to finish."""
@@ -179,6 +211,8 @@ class Bus:
         the others as notes.  What handlers emit waits for the next boundary.
         """
         errors: list[Exception] = []
+        with self._changed:
+            self._queue = deque(sorted(self._queue, key=lambda event: event.origin))
         try:
             for _ in range(len(self._queue)):  # one by one: an interrupt leaves the rest queued
                 with self._changed:
@@ -234,6 +268,14 @@ class Bus:
         near = difflib.get_close_matches(event, known - {event}, n=1)
         hint = f"; an event {near[0]!r} is known: is that the one?" if near else ""
         return f"no {event!r} was emitted within {timeout:g} s{hint}"
+
+
+def _no() -> bool:
+    return False
+
+
+def _anywhere() -> tuple[int, int]:
+    return 0, 0
 
 
 def _add_others(first: BaseException, errors: list[Exception]) -> None:

@@ -42,7 +42,7 @@ _INERT: tuple[type, ...] = (
     Enum,
     property,
 )
-# Values that cannot change, and loggers, of classes that are better not imported for this.
+# Values that cannot change, loggers and locks, of classes that are better not imported for this.
 _INERT_NAMES = frozenset(
     {
         *("datetime.date", "datetime.time", "datetime.timedelta", "datetime.tzinfo"),
@@ -50,6 +50,9 @@ _INERT_NAMES = frozenset(
         *("operator.itemgetter", "operator.attrgetter", "operator.methodcaller"),
         *("numpy.dtype", "numpy.generic", "numpy.ufunc", "numpy._ArrayFunctionDispatcher"),
         *("torch.dtype", "torch.device", "torch.layout", "torch.memory_format"),
+        # made to be shared between threads, and no state of a run
+        *("_thread.lock", "_thread.RLock", "threading.Condition", "threading.Event", "threading.Semaphore"),
+        *("threading.BoundedSemaphore", "threading.Barrier"),
     }
 )
 _ENGINE = str(PurePath(__file__).parents[1] / "_")[:-1]  # with the separator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import logging
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -108,10 +109,13 @@ def test_what_is_configured_and_frozen_does_not_change() -> None:
     assert paths(plain=Plain(Config())) == {}
 
 
-def test_generators_are_data_and_locks_are_opaque() -> None:
+def test_generators_are_data_files_are_opaque_and_locks_are_made_to_be_shared() -> None:
     assert paths(draw=closure(np.random.default_rng(0))) == {"draw.buffer": "data"}
     assert paths(draw=closure(torch.Generator())) == {"draw.buffer": "data"}
-    assert paths(lock=closure(threading.Lock())) == {"lock.buffer": "opaque"}
+    with open(os.devnull) as file:
+        assert paths(file=closure(file)) == {"file.buffer": "opaque"}
+    for primitive in (threading.Lock(), threading.RLock(), threading.Event(), threading.Barrier(2)):
+        assert paths(lock=closure(primitive)) == {}
 
 
 def test_transient_leaves_out_what_it_names() -> None:
