@@ -33,11 +33,13 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from engine.context import Context, kept_values, kept_writes, next_context, renewal_of
 from engine.errors import Abandoned, ConflictError, Finishing, MiddlewareError, foremost
 from engine.pipeline import Enter, Run, Suspended, leave
+from engine.threads import inherited
 
 Origin: TypeAlias = tuple[int, int]
 """When an event was emitted: the slot, and the place among what ran in it."""
 
 _PATIENCE = 5.0  # seconds that stations get to end after an interrupt
+_GRACE = 1.0  # seconds that a wish to finish is kept from stations that may wait for it
 _LOOK_AGAIN_SECONDS = 0.2
 
 
@@ -195,14 +197,9 @@ class _Station:
         self._enter = enter
 
     def hire(self) -> None:
-        """Start the thread, which sees the context variables of whoever runs the task."""
+        """Start the thread."""
         self.inbox, self.verdict, self.parked, self.wish = SimpleQueue(), SimpleQueue(), False, None
-        self.thread = threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(self._work,),
-            name=f"station {self.name}",
-            daemon=True,
-        )
+        self.thread = threading.Thread(target=inherited(self._work), name=f"station {self.name}", daemon=True)
         self.thread.start()
 
     def _work(self) -> None:
@@ -254,6 +251,7 @@ class Overlapped(Executor):
         self._faults: list[BaseException] = []  # of the pipeline as a whole: nobody may swallow them
         self._unjudged = False  # a station failed, and whether that stops the line is not known yet
         self._stopped = False
+        self._moved = 0.0  # when a station was done last
         self._times: dict[str, float] = {}
         self._seconds = self._since = 0.0
 
@@ -268,9 +266,15 @@ class Overlapped(Executor):
         return True
 
     def finishing(self) -> bool:
-        """Whether the asking station wished to finish in this slot, or the line stops; see `failed`."""
+        """Whether the asking station wished to finish in this slot, or the line stops; see `failed`.
+
+        What another station wished in this slot shows when nothing but the asking ones has moved for a
+        while: a loop without a bound of its own would wait for the end of the slot, and it for the loop.
+        """
         station = self._asking()
-        return (station is not None and station.wish is not None) or self.failed()
+        if station is None or station.wish is None:
+            return self.failed() or (station is not None and self._overdue())
+        return True
 
     def failed(self) -> bool:
         """Whether the line stops because of a failure.
@@ -297,6 +301,11 @@ class Overlapped(Executor):
     def times(self) -> list[StationTime]:
         """Return what each station did, up to the last slot that ended."""
         return [StationTime(name, busy, max(0.0, self._seconds - busy)) for name, busy in self._times.items()]
+
+    def _overdue(self) -> bool:
+        if time.monotonic() < self._moved + _GRACE:
+            return False
+        return any(one.wish is not None and one not in self._working for one in self._stations or ())
 
     def _asking(self) -> _Station | None:
         station = _station.get()
@@ -392,6 +401,7 @@ class Overlapped(Executor):
                 parked.append(station)
                 continue
             self._reported.append(station)
+            self._moved = time.monotonic()
             if station.iteration is not None and station.iteration.error is not None and not self._stopped:
                 self._unjudged = True
                 task.wake()

@@ -12,7 +12,6 @@ function; hooks and timing cost something only where they are present.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any, TypeAlias
 
 from engine.context import Context, Middleware, merge, view, writes
 from engine.errors import ConflictError, MiddlewareError, UsageError, foremost
+from engine.threads import inherited
 
 Run: TypeAlias = Callable[[Any], None]
 """A compiled pipeline: runs to completion and returns None."""
@@ -506,10 +506,8 @@ class Parallel(Group):
                 return
             views = [view(ctx) for _ in runs]
             with ThreadPoolExecutor(len(runs), thread_name_prefix="parallel") as pool:
-                # With the context variables: a member belongs to the same station, and numpy warns alike.
                 futures = [
-                    pool.submit(contextvars.copy_context().run, member, seen)
-                    for member, seen in zip(runs, views, strict=True)
+                    pool.submit(inherited(member), seen) for member, seen in zip(runs, views, strict=True)
                 ]
             error = _earliest([future.exception() for future in futures], full)
             if error is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from engine.context import Context, Middleware
 from engine.envs.vector import VectorEnv
+from engine.task import Task
 from engine.types import Arrays
 
 
@@ -147,6 +150,22 @@ def record(log: list[str], name: str, *, error: BaseException | None = None) -> 
         log.append(f"<{name}")
 
     return record
+
+
+def jitter(task: Task, *, seed: int, most: int = 20) -> None:
+    """Let every middleware of a task take a random while before and after its first half.
+
+    Overlapped, a run must give the same numbers with any seed: nothing may depend on which
+    station is quicker.  It gives way to other threads up to `most` times, and does not sleep.
+    """
+    dice: dict[str | None, random.Random] = {}
+
+    def wait(ctx: Context) -> None:
+        own = dice.setdefault(ctx.running, random.Random(f"{seed} {ctx.running}"))
+        for _ in range(own.randrange(most) if own.random() < 0.5 else 0):
+            time.sleep(0)
+
+    task.before("*", wait).after("*", wait)
 
 
 def _rows(obs: Arrays) -> int:

@@ -137,6 +137,30 @@ def test_second_halves_run_on_the_thread_that_called_run_in_reverse_order() -> N
     assert where == {threading.get_ident()}
 
 
+def test_torch_computes_with_the_callers_number_of_threads_in_stations_and_groups() -> None:
+    torch = pytest.importorskip("torch")
+    matrix = torch.ones(900, 900)
+
+    def cores(ctx: Any) -> None:
+        start, cpu = time.perf_counter(), time.process_time()
+        for _ in range(10):
+            matrix @ matrix
+        ctx.cores = (time.process_time() - cpu) / (time.perf_counter() - start)
+
+    def inner(ctx: Any) -> None:
+        cores(ctx)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for member in (cores, parallel(inner)):
+            with line() as task:
+                ctx: Any = task.share(matrix).use(member).run(max_step=2)
+            assert ctx.cores < 1.5
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_first_halves_see_the_context_variables_of_the_caller() -> None:
     np = pytest.importorskip("numpy")
     seen: list[str] = []
@@ -431,6 +455,50 @@ def test_a_swallowed_failure_lets_the_line_go_on_and_the_iteration_counts() -> N
     assert ctx.total_step == 4
     assert [entry for entry in log if "finally" in entry] == [f"{i}w finally" for i in (0, 1, 2, 3)]
     assert "1w ValueError" in log
+
+
+def test_what_older_iterations_count_reaches_the_one_that_enters_after_a_swallowed_failure() -> None:
+    counted: list[int] = []
+
+    def learn(ctx: OnlineContext) -> None:
+        ctx.train_iter += 1
+        counted.append(ctx.train_iter)
+
+    with line(max_lag=1) as task:
+        # In the slot in which 1, the newest, fails and leaves, 0 is in learn.
+        task.use(watcher([], "w", swallow=True), boom(1), learn).run(max_step=5)
+    assert counted == [1, 2, 3, 4]
+
+
+def test_an_iteration_that_was_told_to_end_is_not_taken_for_complete() -> None:
+    log: list[str] = []
+
+    def loop(ctx: Context) -> None:
+        while ctx.total_step == 0 and not ctx.finishing:
+            time.sleep(0)
+
+    with line() as task:
+        task.use(watcher(log, "w"), boom(1), loop)
+        with pytest.raises(ValueError, match="boom"):
+            task.run()
+    assert "0w Abandoned" in log
+    assert task.ctx.total_step == 0
+
+
+def test_who_writes_first_is_told_by_the_line_and_not_by_the_clock() -> None:
+    second_is_done = threading.Event()
+
+    def first(ctx: OnlineContext) -> None:
+        if ctx.total_step == 1:
+            assert second_is_done.wait(10)
+            ctx.env_step += 1
+
+    def second(ctx: OnlineContext) -> None:
+        ctx.env_step += 1
+        second_is_done.set()
+
+    with line() as task, pytest.raises(ConflictError, match="'first' and 'second' both write"):
+        task.use(first, second).run(max_step=5)
 
 
 def test_two_failures_of_one_slot_are_both_told_the_older_iteration_first() -> None:

@@ -43,7 +43,7 @@ def check_event(event: str) -> str:
     return event
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class _Event:
     name: str
     number: int
@@ -79,6 +79,7 @@ class Bus:
         self.pending = False
         self._changed = threading.Condition()
         self._queue: deque[_Event] = deque()
+        self._checked: set[str] = set()  # names that are well formed
         self._subscriptions: dict[str, list[_Subscription]] = {}
         self._number = 0
         self._waited: dict[tuple[int, str], int] = {}
@@ -140,18 +141,21 @@ class Bus:
 
     def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Queue an event for the next boundary and wake whoever waits for it."""
+        if event not in self._checked:
+            self._checked.add(check_event(event))
         with self._changed:
             self._number += 1
-            emitted = _Event(check_event(event), self._number, args, kwargs, self._origin())
+            emitted = _Event(event, self._number, args, kwargs, self._origin())
             self._queue.append(emitted)
-            # Handed over at once: a boundary may deliver it before the waiting thread wakes.
-            for wait in self._waits:
-                if wait.event == event and wait.found is None:
-                    wait.found = emitted
             self.pending = True
             if self._notify is not None:
                 self._notify()
-            self._changed.notify_all()
+            if self._waits:
+                # Handed over at once: a boundary may deliver it before the waiting thread wakes.
+                for wait in self._waits:
+                    if wait.event == event and wait.found is None:
+                        wait.found = emitted
+                self._changed.notify_all()
 
     def wait_for(self, event: str, *, timeout: float | None = 30.0) -> Any:
         """Wait for an occurrence of `event` that no earlier wait of this thread has returned.
@@ -212,12 +216,14 @@ class Bus:
         """
         errors: list[Exception] = []
         with self._changed:
-            self._queue = deque(sorted(self._queue, key=lambda event: event.origin))
+            count = len(self._queue)
+            if count > 1:
+                self._queue = deque(sorted(self._queue, key=lambda event: event.origin))
         try:
-            for _ in range(len(self._queue)):  # one by one: an interrupt leaves the rest queued
+            for _ in range(count):  # one by one: an interrupt leaves the rest queued
                 with self._changed:
                     event = self._queue.popleft()
-                    listening = list(self._subscriptions.get(event.name, ()))
+                    listening = tuple(self._subscriptions.get(event.name, ()))
                 for one in listening:
                     if one.live:
                         self._call(one, event, errors)
