@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.cli.target import Target, resolve
 from engine.errors import UsageError
+from engine.runs.diagram import draw
 from engine.runs.folder import Run
-
-if TYPE_CHECKING:
-    from engine.pipeline import Node
 
 
 def check(target: Target) -> None:
@@ -52,12 +50,12 @@ def summary(run: Run) -> str:
     return summary(run)
 
 
-def nodes(target: Target) -> list[Node]:
-    """Build the task and return its pipeline as nodes; everything it opened is closed again."""
+def picture(target: Target, form: str) -> str:
+    """Build the task and draw its pipeline as `form` says; everything it opened is closed again."""
     from engine.recipes.experiment import built
 
     with built(target.recipe, target.config) as task:
-        return list(task.graph())
+        return draw(task, form)
 
 
 def play(

@@ -6,11 +6,12 @@ import click
 
 from engine.cli.target import is_script, resolve
 from engine.errors import UsageError
-from engine.runs.diagram import FORMATS, render
+from engine.runs.diagram import FORMATS
 
 EXAMPLES = """\b
 Examples:
   engine graph ppo/cartpole
+  engine graph ppo/cartpole async_mode=true     (the stations of the overlapped mode)
   engine graph dqn/cartpole --format mermaid > pipeline.mmd
   engine graph my_module:my_recipe env.id=CartPole-v1 --format dot | dot -Tsvg > pipeline.svg"""
 
@@ -27,4 +28,4 @@ def graph(target: str, overrides: tuple[str, ...], form: str) -> None:
         raise UsageError("a script can only be run; graph wants a configuration or module:function")
     resolved = resolve(target, overrides)
     experiment.check(resolved)
-    click.echo(render(experiment.nodes(resolved), form))
+    click.echo(experiment.picture(resolved, form))

@@ -129,8 +129,12 @@ def _lower(text: str) -> str:
 
 def _dashes(error: click.ClickException) -> str:
     """Tell those who write ``--policy.learning_rate=1e-3`` how it is written here."""
-    name = error.option_name if isinstance(error, click.NoSuchOption) else ""
-    return f"; values are set without dashes: {name.lstrip('-')}=..." if "." in name else ""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    name, known = error.option_name.lstrip("-"), {parameter.name for parameter in error.ctx.command.params}
+    if "overrides" not in known or (error.possibilities and "." not in name):
+        return ""
+    return f"; values are set without dashes: {name.replace('-', '_')}=..."
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from engine import config as configs
 from engine.cli import experiment
 from engine.cli.target import Target, is_script, resolve
 from engine.errors import UsageError
-from engine.runs.diagram import render
 from engine.runs.folder import Run
 from engine.runs.progress import MODES
 from engine.runs.script import handing_over
@@ -25,6 +24,7 @@ Examples:
   engine run my/experiment.yaml --run-dir /tmp/try --progress plain
   engine run my_module:my_recipe env.id=CartPole-v1
   engine run script.py learning_rate=0.01      (the script reads it with engine.overrides)
+  engine run ppo/cartpole async_mode=true      (collect the next data while learning from the last)
   engine run ppo/cartpole --dry-run            (show what would run)
 
 \b
@@ -32,8 +32,9 @@ TARGET is a configuration by name or file, a script, or a recipe as module:funct
 KEY=VALUE changes one value of the configuration; see `engine config show TARGET`.
 
 \b
-Ctrl-C ends the run after the iteration under way and saves everything (exit code 130);
-a second one ends it at once. Results go to stdout, progress and messages to stderr."""
+Ctrl-C ends the run after the iteration under way (with async_mode: after the slot) and
+saves everything (exit code 130); a second one ends it at once. Results go to stdout,
+progress and messages to stderr."""
 
 
 @click.command(epilog=EXAMPLES)
@@ -156,8 +157,8 @@ def run_script(script: Path, words: list[str], *, seed: int, name: str | None, r
 
 def _show_plan(target: Target) -> None:
     """Print what would run; the task is built and closed again, and nothing is written."""
-    pipeline = experiment.nodes(target)
+    pipeline = experiment.picture(target, "text")
     click.echo(target.yaml())
     about = experiment.spaces(target)
     click.echo(f"{about}\n" if about else "", nl=bool(about))
-    click.echo(render(pipeline, "text"))
+    click.echo(pipeline)

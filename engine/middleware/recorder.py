@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from engine.context import Context
 from engine.middleware.functional.log import Averages
 from engine.middleware.functional.rhythm import Every
 from engine.middleware.functional.save import save_best_policy
-from engine.pipeline import Timing
+from engine.pipeline import Node, Timing
 from engine.policies.files import save_policy
 from engine.runs.folder import Run
 from engine.runs.metrics import MetricsWriter
 from engine.runs.progress import Progress
+from engine.runs.stations import StationTime
 from engine.runs.trackers import Tracker
 from engine.types import Clock
+
+
+class Watched(Protocol):
+    """What the recorder asks of the task that it stands in."""
+
+    @property
+    def timings(self) -> Mapping[str, Timing]: ...
+
+    @property
+    def stations(self) -> Sequence[StationTime]: ...
+
+    def graph(self) -> Sequence[Node]: ...
 
 
 class Recorder:
@@ -29,7 +42,7 @@ class Recorder:
     ``ctx.env_step`` iterations are counted.  Reads: ctx.metrics, the counters.
     """
 
-    transient = ("_writer", "_trackers", "_progress", "_timings", "_clock")
+    transient = ("_writer", "_trackers", "_progress", "_task", "_clock")
 
     def __init__(
         self,
@@ -51,11 +64,11 @@ class Recorder:
         self._due = Every(every)
         self._clock = clock
         self._last = (clock(), 0)
-        self._timings: Callable[[], Mapping[str, Timing]] = dict
+        self._task: Watched | None = None
 
-    def watch(self, timings: Callable[[], Mapping[str, Timing]]) -> None:
-        """Show what ``timings()`` says about the cost of each middleware."""
-        self._timings = timings
+    def watch(self, task: Watched) -> None:
+        """Show what `task` says about the cost of each middleware, and overlapped about its stations."""
+        self._task = task
 
     def __call__(self, ctx: Context) -> None:
         metrics, env_step = ctx.metrics, ctx.get("env_step", ctx.total_step)
@@ -67,7 +80,7 @@ class Recorder:
                 self._save_best(ctx)
         if self._due(env_step) or evaluated is not None:
             self.write(ctx)
-            self._progress.update(env_step, metrics, self.seconds())
+            self._progress.update(env_step, metrics, self.seconds(), self.stations())
         else:
             self._progress.update(env_step, metrics)
 
@@ -87,8 +100,22 @@ class Recorder:
         self._last = now, env_step
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds that each middleware of the pipeline has taken, those inside others left out."""
-        return {name: timing.seconds for name, timing in self._timings().items() if "." not in name}
+        """Return the seconds that each middleware of the pipeline has taken, those inside others left out.
+
+        A serial group at the top is shown by its members, as recipes group theirs into stations.
+        """
+        if self._task is None:
+            return {}
+        groups = {node.name for node in self._task.graph() if node.kind == "serial"}
+        return {
+            name: timing.seconds
+            for name, timing in self._task.timings.items()
+            if name not in groups and ("." not in name or name.rpartition(".")[0] in groups)
+        }
+
+    def stations(self) -> Sequence[StationTime]:
+        """Return what each station of an overlapped task has done so far; nothing in order."""
+        return self._task.stations if self._task is not None else ()
 
     def save_last(self) -> None:
         """Save the policy as it is, as the last one."""

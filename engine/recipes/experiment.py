@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import logging
 import os
@@ -30,11 +31,12 @@ from engine.recipes.check import check
 from engine.recipes.config import RunConfig, config_type
 from engine.recipes.parts import make_evaluation_env
 from engine.runs import plots
-from engine.runs.diagram import render
+from engine.runs.diagram import draw
 from engine.runs.folder import Run
 from engine.runs.logs import logging_to
 from engine.runs.metrics import read_metrics
 from engine.runs.progress import Progress
+from engine.runs.stations import describe
 from engine.runs.trackers import TensorBoard, Trackers
 from engine.runs.video import Video
 from engine.seeding import stream
@@ -84,8 +86,11 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             recorder = recorders[0]
             judged = recorder.policy is not None
             task.own(recorder).measure()
-            recorder.watch(lambda: task.timings)
-            run.write("pipeline.mmd", render(task.graph(), "mermaid"))
+            recorder.watch(task)
+            run.write("pipeline.mmd", draw(task, "mermaid"))
+            mode = describe(task, len(task.names))
+            if mode is not None:
+                display.message(mode)
             threads = getattr(getattr(config, "train", None), "threads", None)
             if threads is not None:
                 display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")
@@ -95,8 +100,10 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
                 _evaluate_last(config, recorder, ctx)
             recorder.write(ctx)
             recorder.save_last()
+            display.settle()
+            # Now, as closing lets go of what an interrupt left in flight, and counts its env steps.
+            result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
         _draw(run, config, recorder)
-        result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
         if judged and not interrupted:
             result |= _examine(run, config, recorder.policy, display)
         run.finish("interrupted" if interrupted else "finished", task.finish_reason, result=result)
@@ -108,6 +115,13 @@ def built(recipe: Recipe, config: Any, **more: Any) -> Task:
     task: Any = recipe(config, **more)
     if not isinstance(task, Task):
         raise UsageError(f"{target(recipe)} must return a Task, and returned {task!r}")
+    wanted = getattr(config, "async_mode", False), getattr(config, "max_lag", None)
+    if wanted != (task.async_mode, task.max_lag) and wanted[0]:
+        task.open().close()  # gives back what it was given to own
+        raise UsageError(
+            f"{target(recipe)} does not pass the mode on, which the configuration asks for: "
+            "Task(..., async_mode=config.async_mode, max_lag=config.max_lag)"
+        )
     return task
 
 
@@ -343,22 +357,36 @@ def _examine(run: Run, config: RunConfig, trained: Any, display: Progress) -> di
     }
 
 
-def _draw(run: Run, config: RunConfig, recorder: Recorder) -> None:
+def _draw(run: Run, config: Any, recorder: Recorder) -> None:
     metrics = read_metrics(run.path / "metrics.jsonl")
     title = f"{run.info['algo']} on {run.info['env']}, seed {run.info['seed']}"
     folder = run.path / "plots"
     folder.mkdir(exist_ok=True)
-    try:
-        plots.learning_curve(
+    pictures = (
+        functools.partial(
+            plots.learning_curve,
             {run.info["algo"]: [metrics]},
             folder / "learning_curve.png",
             title=title,
-            threshold=config.stop.return_mean,
-        )
-        plots.losses(metrics, folder / "losses.png", title=title)
-    except EngineError as error:
-        (folder / "nothing-to-draw.txt").write_text(f"{error}\n", encoding="utf-8")
-    plots.timing(recorder.seconds(), folder / "timing.png", title=title)
+            threshold=getattr(getattr(config, "stop", None), "return_mean", None),
+        ),
+        functools.partial(plots.losses, metrics, folder / "losses.png", title=title),
+        functools.partial(
+            plots.timing,
+            recorder.seconds(),
+            folder / "timing.png",
+            stations=recorder.stations(),
+            title=title,
+        ),
+    )
+    missing = []
+    for picture in pictures:
+        try:
+            picture()
+        except EngineError as error:
+            missing.append(f"{error}\n")
+    if missing:
+        (folder / "nothing-to-draw.txt").write_text("".join(missing), encoding="utf-8")
 
 
 def _start_of(env: Any) -> Any:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.runs.progress import Snapshot, short, steps
+from engine.runs.stations import bounding, percents
 from engine.runs.throughput import duration
 
 _WIDEST = 100
@@ -24,7 +25,7 @@ _MOST_ROWS = 6
 class Panel:
     """One live area at the bottom of the terminal; what is printed meanwhile scrolls by above it.
 
-    It has no thread of its own: it is drawn by the one that trains, up to five times a second.
+    It has no thread of its own: it is drawn by whichever trains, up to five times a second.
     """
 
     every = 0.2
@@ -42,7 +43,8 @@ class Panel:
         """Show a snapshot in place of the one before."""
         if not self._live.is_started:
             self._live.start()
-        self._live.update(render(snapshot, self.console.width), refresh=True)
+        # Room for the ^C that a terminal echoes behind the last line: wrapped, it would shift the picture.
+        self._live.update(render(snapshot, self.console.width - 2), refresh=True)
 
     def message(self, text: str) -> None:
         """Print a line above the panel."""
@@ -67,10 +69,10 @@ def render(snapshot: Snapshot, width: int) -> RenderableType:
         middle: list[RenderableType] = [side_by_side]
     else:
         middle = list(columns)
-    times = _times(snapshot)
     rows: list[RenderableType] = [_bar(snapshot), Text(), *middle]
-    if times is not None:
-        rows += [Text(), times]
+    for table in (_stations(snapshot, width), _times(snapshot)):
+        if table is not None:
+            rows += [Text(), table]
     title = Text(f" {snapshot.title} ", style="bold") if snapshot.title else None
     return Frame(
         Group(*rows), title=title, title_align="left", box=box.ROUNDED, border_style="dim", width=width
@@ -133,6 +135,26 @@ def _scalars(snapshot: Snapshot) -> Table:
     scalars.sort(key=lambda item: not item[0].startswith("loss"))
     rows = [(name.replace("_", " "), short(value)) for name, value in scalars[:_MOST_ROWS]]
     return _table("update", rows)
+
+
+def _stations(snapshot: Snapshot, width: int) -> Table | None:
+    if not snapshot.stations:
+        return None
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True, max_width=28, overflow="ellipsis")
+    table.add_column(ratio=1)
+    for _ in range(3):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_row(Text("stations", style="bold cyan not dim"), "", "busy", "waiting", "", style="dim")
+    slowest = bounding(snapshot.stations)
+    for station in snapshot.stations:
+        busy, waiting = percents(station)
+        bounds = station.name == slowest
+        color = "yellow" if bounds else "blue"
+        bar = ProgressBar(total=100, completed=busy, complete_style=color, finished_style=color)
+        mark = Text("bounds the line" if width >= 48 else "bounds", style=color) if bounds else ""
+        table.add_row(station.name, bar, f"{busy}%", f"{waiting}%", mark)
+    return table
 
 
 def _times(snapshot: Snapshot) -> Table | None:

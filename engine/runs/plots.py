@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import EngineError, UsageError, did_you_mean
 from engine.runs.files import replacing
 from engine.runs.metrics import Metrics
+from engine.runs.stations import StationTime, bounding, percents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ _COLORS = (
     "#56B4E9",
     "#5B5B5B",
 )  # told apart by everyone
-_INK, _GRID = "#333333", "#E4E4E4"
+_INK, _GRID, _IDLE = "#333333", "#E4E4E4", "#C9C9C9"
 _AXES = {"env_step": "env steps", "train_iter": "updates", "time": "time"}
 
 
@@ -108,28 +109,72 @@ def losses(metrics: Metrics, path: Path, *, title: str = "") -> Path:
     return _save(figure, path)
 
 
-def timing(seconds: Mapping[str, float], path: Path, *, title: str = "") -> Path:
-    """Draw the seconds spent in each middleware as bars, the longest on top."""
+def timing(
+    seconds: Mapping[str, float],
+    path: Path,
+    *,
+    stations: Sequence[StationTime] = (),
+    title: str = "",
+) -> Path:
+    """Draw the seconds spent in each middleware as bars, the longest on top.
+
+    Above them, for an overlapped run, how long each station was busy and waiting, in the order of the line.
+    """
     total = sum(seconds.values())
     if total <= 0:
         raise EngineError("nothing to draw: no time was measured")
     ranked = sorted(seconds.items(), key=lambda item: item[1])
-    figure = _figure(7.6, 0.36 * len(ranked) + 1.3)
-    axes = figure.subplots()
+    widest = ranked[-1][1] * 1.22  # room for the words beside the bars
+    line = max((station.busy + station.waiting for station in stations), default=0.0)
+    if line > 0:
+        widest = max(widest, line * 1.45)
+        figure = _figure(7.6, 0.36 * (len(stations) + len(ranked)) + 2.4)
+        upper, axes = figure.subplots(2, 1, height_ratios=[len(stations), len(ranked)])
+        _draw_stations(upper, stations)
+        upper.set_xlabel("time of the line (s)")
+        _finish_bars(upper, widest, len(stations), title)
+        title = "each middleware"
+    else:
+        figure = _figure(7.6, 0.36 * len(ranked) + 1.3)
+        axes = figure.subplots()
     bars = axes.barh(
         [name for name, _ in ranked], [value for _, value in ranked], color=_COLORS[0], height=0.62
     )
     labels = [f"{value:.3g} s · {100 * value / total:.0f}%" for _, value in ranked]
     axes.bar_label(bars, labels, padding=5, fontsize=9, color=_INK)
-    axes.set_xlim(0, ranked[-1][1] * 1.22)
     axes.set_xlabel("time spent (s)")
-    _finish(axes, title)
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
+    _finish_bars(axes, widest, len(ranked), title)
     return _save(figure, path)
 
 
 # ------------------------------------------------------------------ drawing
+
+
+def _draw_stations(axes: Axes, stations: Sequence[StationTime]) -> None:
+    """A bar for each station, the first on top; what bounds the line says so under its name."""
+    slowest = bounding(stations)
+    shown = [*reversed(stations)]
+    rows = range(len(shown))
+    busy, waiting = [station.busy for station in shown], [station.waiting for station in shown]
+    axes.barh(rows, busy, color=_COLORS[0], height=0.62)
+    bars = axes.barh(rows, waiting, left=busy, color=_IDLE, height=0.62)
+    labels = ["{}% busy, {}% waiting".format(*percents(station)) for station in shown]
+    axes.bar_label(bars, labels, padding=5, fontsize=9, color=_INK)
+    axes.set_yticks(
+        rows,
+        [
+            f"{station.name}\n(bounds the line)" if station.name == slowest else station.name
+            for station in shown
+        ],
+    )
+
+
+def _finish_bars(axes: Axes, widest: float, count: int, title: str) -> None:
+    axes.set_xlim(0, widest)
+    axes.set_ylim(-0.6, count - 0.4)
+    _finish(axes, title)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -7,12 +7,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol, TextIO
 
 from engine.errors import UsageError, did_you_mean
+from engine.runs.stations import StationTime, bounding, percents
 from engine.runs.throughput import Throughput, duration
 from engine.types import Clock
 
@@ -40,6 +41,8 @@ class Snapshot:
     """The best `eval/return_mean` so far."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in each middleware so far."""
+    stations: Sequence[StationTime] = ()
+    """What each station of an overlapped run has done so far; empty in order."""
 
 
 class Display(Protocol):
@@ -97,8 +100,9 @@ class Progress:
         env_step: int,
         metrics: Mapping[str, float] | None = None,
         timings: Mapping[str, float] | None = None,
+        stations: Sequence[StationTime] | None = None,
     ) -> None:
-        """Note what an iteration brought: its scalars, and the seconds spent in each middleware so far."""
+        """Note what an iteration brought: its scalars, and so far, what middleware and stations took."""
         self._now.env_step = env_step
         if metrics:
             self._metrics.update(metrics)
@@ -107,6 +111,8 @@ class Progress:
                 self._now.best = value if best is None else max(best, value)
         if timings is not None:
             self._now.timings = timings
+        if stations is not None:
+            self._now.stations = stations
         if self._clock() >= self._due:
             self._tick()
 
@@ -122,11 +128,15 @@ class Progress:
         now.remaining = self._throughput.remaining(now.total)
         return now
 
-    def close(self) -> None:
-        """Show the last state, and give the terminal back; more than once does no harm."""
+    def settle(self) -> None:
+        """Show the last state now: what comes after it, such as a film, is not the run's speed."""
         if self._drawn is not None and self._drawn != self._now.env_step:
             self._throughput.add(self._clock(), self._now.env_step)
             self._draw()
+
+    def close(self) -> None:
+        """Show the last state, and give the terminal back; more than once does no harm."""
+        self.settle()
         self._guard(lambda display: display.close())
         self._display, self._due = None, math.inf
 
@@ -200,6 +210,8 @@ class Lines:
         for label, key in (("return", "collect/return_mean"), ("eval", "eval/return_mean")):
             if key in snapshot.metrics:
                 parts.append(f"{label} {short(snapshot.metrics[key])}")
+        if bounding(snapshot.stations) is not None:
+            parts.append(_busy(snapshot.stations))
         if snapshot.remaining is not None:
             parts.append(f"{duration(snapshot.remaining)} left")
         self.message("  ".join(parts))
@@ -213,7 +225,10 @@ class Lines:
 
 
 class JsonLines:
-    """One JSON object a second, the first and the last moment included; NaN and infinity become null."""
+    """One JSON object a second, the first and the last moment included; NaN and infinity become null.
+
+    Only an overlapped run has ``stations``: name, seconds busy and waiting, and which one bounds the line.
+    """
 
     every = 1.0
 
@@ -222,17 +237,27 @@ class JsonLines:
 
     def draw(self, snapshot: Snapshot) -> None:
         """Print where the run is."""
-        self._print(
-            {
-                "event": "progress",
-                "env_step": snapshot.env_step,
-                "total": snapshot.total,
-                "time": round(snapshot.elapsed, 3),
-                "steps_per_second": _finite(snapshot.rate),
-                "remaining": _finite(snapshot.remaining),
-                "metrics": {name: _finite(value) for name, value in snapshot.metrics.items()},
-            }
-        )
+        row = {
+            "event": "progress",
+            "env_step": snapshot.env_step,
+            "total": snapshot.total,
+            "time": round(snapshot.elapsed, 3),
+            "steps_per_second": _finite(snapshot.rate),
+            "remaining": _finite(snapshot.remaining),
+            "metrics": {name: _finite(value) for name, value in snapshot.metrics.items()},
+        }
+        if snapshot.stations:
+            slowest = bounding(snapshot.stations)
+            row["stations"] = [
+                {
+                    "name": station.name,
+                    "busy": round(station.busy, 3),
+                    "waiting": round(station.waiting, 3),
+                    "bounds": station.name == slowest,
+                }
+                for station in snapshot.stations
+            ]
+        self._print(row)
 
     def message(self, text: str) -> None:
         """Print the words as an object."""
@@ -251,6 +276,13 @@ def steps(snapshot: Snapshot) -> str:
         return f"{snapshot.env_step:,}"
     percent = min(100, int(100 * snapshot.env_step / snapshot.total))
     return f"{snapshot.env_step:,}/{snapshot.total:,} ({percent}%)"
+
+
+def _busy(stations: Sequence[StationTime]) -> str:
+    """``learn 97% busy, collect 61%``: the one that bounds the line first."""
+    ranked = sorted(stations, key=lambda station: -station.busy)
+    words = [f"{station.name} {percents(station)[0]}%" for station in ranked]
+    return ", ".join([f"{words[0]} busy", *words[1:]])
 
 
 def short(value: float) -> str:

@@ -143,8 +143,10 @@ def test_a_dry_run_builds_everything_and_writes_nothing(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_first_interrupt_saves_and_exits_130(elsewhere: Path) -> None:
+@pytest.mark.parametrize(("async_mode", "unit"), [("false", "iteration"), ("true", "slot")])
+def test_first_interrupt_saves_and_exits_130(async_mode: str, unit: str, elsewhere: Path) -> None:
     words = ["run", "ppo/cartpole", *SHORT, "stop.env_step=10_000_000", "evaluate.every=1_000_000"]
+    words.append(f"async_mode={async_mode}")
     process = subprocess.Popen(
         [sys.executable, "-m", "engine.cli.main", *words, "--progress", "json", "--run-dir", "exact"],
         stdout=subprocess.PIPE,
@@ -160,6 +162,7 @@ def test_first_interrupt_saves_and_exits_130(elsewhere: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert f"this {unit} is completed first" in err
     assert str(Path("exact/policies/last")) in out, "it says where the policy is"
     assert Run.open("exact").state == "interrupted"
 

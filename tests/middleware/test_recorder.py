@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gymnasium import spaces
 
-from engine import OnlineContext
+from engine import OnlineContext, Task, repeat, serial
 from engine.middleware.functional.save import save_best_policy, save_policy
 from engine.middleware.recorder import Recorder
 from engine.policies.config import PPOConfig
@@ -67,6 +68,65 @@ def test_the_best_policy_is_that_of_the_best_evaluation_and_of_equals_the_later(
         recorder.close()
     assert saved == [[0, 0], [1, 1], [1, 2], [3, 3], [3, 4]]
     assert load_policy(run.path / "policies" / "last").version == 4
+
+
+class Crew:
+    """A class that calls an inner group."""
+
+    def __init__(self) -> None:
+        self.pipeline = serial(work)
+
+    def __call__(self, ctx: Any) -> None:
+        self.pipeline(ctx)
+
+
+def work(ctx: Any) -> None:
+    """Take no time worth speaking of."""
+
+
+@pytest.mark.parametrize("async_mode", [False, True])
+def test_seconds_are_those_of_members_of_serial_groups_and_of_all_else_at_the_top(
+    async_mode: bool, tmp_path: Path
+) -> None:
+    run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    recorder = Recorder(run, None, progress=Progress("off"), every=1)
+    assert recorder.seconds() == {}
+    with Task(OnlineContext(), async_mode=async_mode) as task:
+        task.use(work, Crew(), serial(work, name="inner"), name="collect")
+        task.use(repeat(work, times=2), name="again")
+        task.use(Crew(), name="alone")
+        recorder.watch(task.own(recorder).measure())
+        task.run(max_step=2)
+        shown = ["collect.work", "collect.crew", "collect.inner", "again", "alone"]
+        assert recorder.seconds() == {name: task.timings[name].seconds for name in shown}
+        assert {"collect", "collect.crew.work", "collect.inner.work"} < task.timings.keys()
+        task.remove("again")
+        assert "again" in recorder.seconds(), "what was taken out has cost what it cost"
+        names = [station.name for station in recorder.stations()]
+    assert names == (["collect", "again", "alone"] if async_mode else [])
+
+
+def test_the_recorder_tells_progress_how_busy_the_stations_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    with (
+        Progress("json") as progress,
+        Task(OnlineContext(), async_mode=True) as task,
+    ):
+        recorder = Recorder(run, None, progress=progress, every=1)
+        task.use(collect, recorder).own(recorder).measure()
+        recorder.watch(task)
+        task.run(max_step=3)
+        progress.close()
+    rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [[station["name"] for station in row["stations"]] for row in rows] == [["collect", "recorder"]] * 2
+
+
+def collect(ctx: OnlineContext) -> None:
+    """Stands in for a collector."""
+    ctx.env_step += 1
+    ctx.metrics["collect/x"] = 1.0
 
 
 def test_policies_are_saved_in_a_rhythm_or_when_a_metric_is_the_best(tmp_path: Path, policy: Any) -> None:

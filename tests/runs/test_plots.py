@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError, UsageError
+from engine.executor import StationTime
 from engine.runs import plots
 from engine.runs.metrics import Metrics
 
@@ -69,6 +70,31 @@ def test_svg_keeps_axis_labels_units_and_legend(tmp_path: Path) -> None:
 def test_losses_and_timing_are_drawn(tmp_path: Path) -> None:
     assert picture(plots.losses(measured(), tmp_path / "a" / "losses.png", title="run")).size
     assert picture(plots.timing({"collector": 1.0, "learner": 3.0}, tmp_path / "timing.png")).size
+
+
+def test_the_timing_of_an_overlapped_run_shows_its_stations_and_which_one_bounds_the_line(
+    tmp_path: Path,
+) -> None:
+    import matplotlib
+
+    stations = [StationTime("collect", 6.1, 3.9), StationTime("learn", 9.7, 0.3)]
+    seconds = {"collect.collector": 6.0, "learn.train": 8.0, "learn.evaluator": 1.5}
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        overlapped = plots.timing(seconds, tmp_path / "overlapped.svg", stations=stations).read_text()
+        in_order = plots.timing(seconds, tmp_path / "in_order.svg").read_text()
+    for words in ("61% busy, 39% waiting", "97% busy, 3% waiting"):
+        assert words in overlapped
+    assert overlapped.count("(bounds the line)") == 1
+    assert overlapped.index(">learn<") < overlapped.index("(bounds the line)"), "it stands under the name"
+    assert "learn.train" in overlapped
+    assert "waiting" not in in_order
+    assert "bounds" not in in_order
+
+
+def test_stations_that_have_done_nothing_yet_are_left_out(tmp_path: Path) -> None:
+    nothing = [StationTime("collect", 0.0, 0.0)]
+    without = picture(plots.timing({"collector": 1.0}, tmp_path / "a.png"))
+    assert (picture(plots.timing({"collector": 1.0}, tmp_path / "b.png", stations=nothing)) == without).all()
 
 
 def test_nothing_to_draw_is_said_with_what_there_is(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import UsageError
+from engine.executor import StationTime
 from engine.runs.progress import Progress, short
 from engine.runs.throughput import Throughput, duration
 
@@ -105,6 +106,17 @@ def test_plain_lines_come_first_every_ten_seconds_and_last() -> None:
     assert lines[-1] == "[0:25] 250/1,000 (25%) env steps  10/s  return 9.5  1:15 left"
 
 
+def test_what_comes_after_the_run_does_not_slow_its_last_line_down() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    with Progress("plain", 1000, clock=clock, file=out) as progress:
+        progress.update(0)
+        clock.now = 5.0
+        progress.update(1000)
+        progress.settle()
+        clock.now = 60.0
+    assert out.getvalue().splitlines()[1:] == ["[0:05] 1,000/1,000 (100%) env steps  200/s  0:00 left"]
+
+
 def test_json_lines_are_objects_without_nan() -> None:
     clock, out = FakeClock(), io.StringIO()
     with Progress("json", 10, clock=clock, file=out) as progress:
@@ -115,6 +127,33 @@ def test_json_lines_are_objects_without_nan() -> None:
     assert [row["event"] for row in rows] == ["progress", "message", "progress"]
     assert rows[0]["metrics"] == {"a": None, "b": 1.0}
     assert (rows[-1]["env_step"], rows[-1]["total"]) == (10, 10)
+
+
+STATIONS = [StationTime("collect", 6.1234567, 3.9), StationTime("learn", 9.7, 0.3)]
+
+
+def test_a_plain_line_says_how_busy_stations_are_the_busiest_first() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    with Progress("plain", None, clock=clock, file=out) as progress:
+        progress.update(0, stations=[StationTime("collect", 1.0, 0.0), StationTime("learn", 0.0, 1.0)])
+        clock.now = 10.0
+        progress.update(250, stations=STATIONS)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "[0:00] 0 env steps", "a line that is not filled yet tells nothing"
+    assert lines[1] == "[0:10] 250 env steps  25/s  learn 97% busy, collect 61%"
+
+
+def test_json_lines_tell_of_stations_where_there_are_any() -> None:
+    out = io.StringIO()
+    with Progress("json", 10, clock=FakeClock(), file=out) as progress:
+        progress.update(0)
+        progress.update(5, stations=STATIONS)
+    in_order, overlapped = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert "stations" not in in_order
+    assert overlapped["stations"] == [
+        {"name": "collect", "busy": 6.123, "waiting": 3.9, "bounds": False},
+        {"name": "learn", "busy": 9.7, "waiting": 0.3, "bounds": True},
+    ]
 
 
 def test_off_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,134 @@
+"""What an experiment shows and leaves behind, in order and overlapped, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine import OnlineContext, Task
+from engine.envs.config import EnvConfig
+from engine.errors import UsageError
+from engine.policies.config import PPOConfig
+from engine.recipes import ppo as ppo_recipe
+from engine.recipes.config import EvaluateConfig, StopConfig
+from engine.recipes.experiment import built, run_experiment
+from engine.recipes.ppo import PPORun, ppo
+from engine.runs.folder import Run
+
+MODES = pytest.mark.parametrize("async_mode", [False, True], ids=["in order", "overlapped"])
+HEADER = "overlapped: 2 stations, at most 2 iterations in flight"
+
+
+def short(async_mode: bool, env: str = "CartPole-v1") -> PPORun:
+    return PPORun(
+        env=EnvConfig(id=env, num_envs=4),
+        policy=PPOConfig(epochs=1, hidden=(8,)),
+        collect=ppo_recipe.CollectConfig(num_steps=16),
+        evaluate=EvaluateConfig(every=128, episodes=2),
+        stop=StopConfig(env_step=256),
+        async_mode=async_mode,
+    )
+
+
+def folder(path: Path) -> Run:
+    return Run.create(env="x", algo="ppo", seed=0, run_dir=path)
+
+
+@MODES
+def test_an_experiment_says_its_mode_once_and_how_busy_its_stations_were(
+    async_mode: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_experiment(ppo, short(async_mode), run=folder(tmp_path / "run"), progress="json")
+    rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    told = [row["text"] for row in rows if row["event"] == "message"]
+    assert told.count(HEADER) == async_mode
+    last = rows[-1].get("stations", [])
+    assert [station["name"] for station in last] == (["collect", "learn"] if async_mode else [])
+    assert sum(station["bounds"] for station in last) == async_mode
+    pipeline = (run.path / "pipeline.mmd").read_text()
+    assert ("station 2: learn" in pipeline) == async_mode
+    assert (run.path / "plots" / "timing.png").stat().st_size > 10_000
+    assert run.state == "finished"
+    assert run.result["episodes"] == 20
+
+
+@MODES
+def test_an_error_in_the_pipeline_is_told_and_leaves_a_failed_run(async_mode: bool, tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    with pytest.raises(Exception, match=r"\S") as caught:
+        run_experiment(ppo, short(async_mode, "engine.envs.toy:CrashEnv"), run=run, progress="off")
+    assert any("collector.step" in note for note in caught.value.__notes__)
+    assert Run.open(run.path).state == "failed"
+
+
+class Mine(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration of one's own, without stop conditions."""
+
+    interrupt_at: int | None = None
+    async_mode: bool = True
+
+
+def mine(config: Mine, *, watch: Any) -> Task:
+    """Ten env steps an iteration; Ctrl-C, or the end, comes while one is learned from."""
+
+    def collect(ctx: OnlineContext) -> None:
+        ctx.env_step += 10
+        ctx.metrics["collect/return_mean"] = float(ctx.env_step)
+        if config.interrupt_at == ctx.total_step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def learn(ctx: OnlineContext) -> None:
+        ctx.train_iter += 1
+        ctx.metrics["train/loss"] = 1.0
+        if ctx.total_step == 3:
+            ctx.finish("three are done")
+
+    task = Task(OnlineContext(), async_mode=config.async_mode)
+    return task.use(collect, name="collect").use(learn, watch(None), name="learn")
+
+
+def test_an_interrupted_run_tells_of_its_last_complete_iteration(tmp_path: Path) -> None:
+    run = run_experiment(mine, Mine(interrupt_at=2), run=folder(tmp_path / "run"), progress="off")
+    assert run.state == "interrupted"
+    assert run.result == {"env_step": 20, "train_iter": 2}, "iteration 2 was collected and not learned from"
+    assert [row["env_step"] for row in run.metrics().rows] == [10, 20]
+    drawn = {path.name for path in (run.path / "plots").iterdir()}
+    assert drawn == {"learning_curve.png", "losses.png", "timing.png"}
+
+
+def test_a_run_interrupted_before_anything_is_complete_leaves_what_there_is(tmp_path: Path) -> None:
+    run = run_experiment(mine, Mine(interrupt_at=0), run=folder(tmp_path / "run"), progress="off")
+    assert run.state == "interrupted"
+    assert run.metrics().rows == []
+    assert {path.name for path in (run.path / "plots").iterdir()} == {"nothing-to-draw.txt", "timing.png"}
+
+
+@MODES
+def test_a_configuration_without_stop_conditions_is_drawn_all_the_same(
+    async_mode: bool, tmp_path: Path
+) -> None:
+    run = run_experiment(mine, Mine(async_mode=async_mode), run=folder(tmp_path / "run"), progress="off")
+    assert (run.state, run.info["stop_reason"]) == ("finished", "three are done")
+    assert (run.path / "plots" / "learning_curve.png").is_file()
+
+
+def test_a_recipe_that_drops_the_mode_its_configuration_asks_for_is_told() -> None:
+    closed: list[bool] = []
+
+    class Resource:
+        def close(self) -> None:
+            closed.append(True)
+
+    def deaf(config: PPORun) -> Task:
+        return Task(OnlineContext()).own(Resource())
+
+    config = PPORun(env=EnvConfig(id="CartPole-v1"), async_mode=True)
+    with pytest.raises(UsageError, match=r"deaf does not pass the mode on.*async_mode=config\.async_mode"):
+        built(deaf, config)
+    assert closed == [True]
