@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from engine.middleware.functional.estimate import estimate_advantage
 from engine.middleware.functional.evaluate import run_episodes
 from engine.middleware.functional.publish import publish_weights
 from engine.middleware.functional.push import push, push_n_step
+from engine.middleware.functional.staleness import measure_staleness
 from engine.middleware.functional.train import train
 from engine.policies.config import DQNConfig, PPOConfig
 from engine.policies.dqn import DQN
@@ -146,6 +148,26 @@ def test_a_ppo_batch_holds_what_a_naive_computation_per_episode_gives(
     assert ctx.env_step == sum(done)
 
 
+def log_probs_under(model: Any, batch: Any) -> torch.Tensor:
+    """The log-probabilities of a batch's actions under a model's weights, by torch's own distributions."""
+    with torch.no_grad():
+        out = model.policy(batch["obs"])
+    law: Any
+    if isinstance(out, tuple):
+        normal = torch.distributions.Normal(out[0].double(), out[1].double().exp())
+        law = torch.distributions.Independent(normal, 1)
+    else:
+        law = torch.distributions.Categorical(logits=out.double())
+    found: torch.Tensor = law.log_prob(batch["action"]).detach()
+    return found
+
+
+def off_ratio(log_prob: torch.Tensor, recorded: torch.Tensor) -> float:
+    """How far the ratio is from 1, at most; float32 holds a log-probability to within a share of its size."""
+    ratio = (log_prob - recorded).exp()
+    return float(((ratio - 1).abs() / log_prob.abs().clamp(min=1.0)).max())
+
+
 @pytest.mark.parametrize(
     "env", ["CartPole-v1", "engine.envs.toy:DictEnv", "engine.envs.toy:ContinuousTargetEnv"]
 )
@@ -155,29 +177,39 @@ def test_the_policy_that_is_trained_is_the_one_that_collected(env: str) -> None:
     off: list[float] = []
 
     def compare(ctx: Any) -> None:
-        policy, batch = policies[0], ctx.batch
-        with torch.no_grad():
-            out = policy.model.policy(batch["obs"])
-        law: Any
-        if isinstance(out, tuple):
-            normal = torch.distributions.Normal(out[0].double(), out[1].double().exp())
-            law = torch.distributions.Independent(normal, 1)
-        else:
-            law = torch.distributions.Categorical(logits=out.double())
-        log_prob = law.log_prob(batch["action"]).detach()
-        ratio = (log_prob - batch["log_prob"]).exp()
-        # float32 holds a log-probability to within a share of its size
-        off.append(float(((ratio - 1).abs() / log_prob.abs().clamp(min=1.0)).max()))
+        off.append(off_ratio(log_probs_under(policies[0].model, ctx.batch), ctx.batch["log_prob"]))
 
     def watch(policy: Any) -> Any:
         policies.append(policy)
         return lambda ctx: None
 
     with ppo(ppo_run(env), watch=watch) as task:
-        task.before("train", compare)
+        task.before("learn.train", compare)
         task.run(max_step=8)
     assert len(off) == 8
     assert max(off) < 1e-6
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "engine.envs.toy:ContinuousTargetEnv"])
+def test_the_ratio_of_stale_data_is_to_the_weights_that_acted(env: str) -> None:
+    config = ppo_run(env, num_envs=2)
+    with make_training_env(config) as training_env:
+        policy = PPO(
+            training_env.single_observation_space, training_env.single_action_space, config.policy, seed=1
+        )
+        acted = copy.deepcopy(policy.model)
+        collect = Collector(policy.actor(np.random.default_rng(0)), training_env, num_steps=32)
+        estimate = estimate_advantage(policy, discount=GAMMA, gae_lambda=LAMBDA)
+        ctx: Any = OnlineContext()
+        for _ in range(2):
+            collect(ctx)
+            estimate(ctx)
+            if policy.version == 0:
+                policy.learn(ctx.batch)  # and the actor stays one version behind
+    assert off_ratio(log_probs_under(acted, ctx.batch), ctx.batch["log_prob"]) < 1e-6
+    assert off_ratio(log_probs_under(policy.model, ctx.batch), ctx.batch["log_prob"]) > 1e-3
+    measure_staleness(policy)(ctx)
+    assert (ctx.metrics["train/staleness_mean"], ctx.metrics["train/staleness_max"]) == (1.0, 1.0)
 
 
 def trained_policy(recipe: Any, config: Any) -> Any:
@@ -326,7 +358,7 @@ def test_schedules_follow_the_env_steps_alone_and_go_on_in_a_second_call(pieces:
         return lambda ctx: seen.append((ctx.epsilon, policy.learning_rate))
 
     with dqn(config, watch=watch) as task:
-        task.before("collector", lambda ctx: before.append(ctx.env_step))
+        task.before("collect.collector", lambda ctx: before.append(ctx.env_step))
         for max_step in pieces:
             ctx = task.run(max_step=max_step)
     assert before[0] == 0
@@ -421,7 +453,7 @@ def own_ppo(config: PPORun, *, watch: Any = None) -> Task:
     task = Task(OnlineContext()).own(env)
     task.use(Collector(actor, env, num_steps=config.collect.num_steps))
     task.use(estimate_advantage(policy, discount=0.99, gae_lambda=0.95))
-    task.use(train(policy), publish_weights(policy, actor))
+    task.use(train(policy), publish_weights(policy, actor, task.bus))
     task.use(lambda ctx: ctx.finish() if ctx.total_step == 2 else None, name="stop")
     if watch is not None:
         task.use(watch(policy))

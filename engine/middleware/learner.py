@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.context import OnlineContext
 from engine.errors import UsageError
 from engine.middleware.functional.sample import sample
+from engine.middleware.functional.staleness import measure_staleness
 from engine.middleware.functional.train import train
 from engine.pipeline import serial
 from engine.types import Buffer, Policy
@@ -35,7 +36,9 @@ class ReplayLearner:
         self.warm_up = warm_up
         self.updates_per_step = updates_per_step
         self._buffer = buffer
-        self.pipeline = serial(sample(buffer, batch_size=batch_size), train(policy))
+        self.pipeline = serial(
+            sample(buffer, batch_size=batch_size), measure_staleness(policy), train(policy)
+        )
 
     def __call__(self, ctx: OnlineContext) -> None:
         if not len(self._buffer):

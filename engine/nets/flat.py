@@ -39,6 +39,7 @@ class FlatParameters:
             parameter.data = vector[start:end].view(parameter.shape)
             self._gradients.append(gradient[start:end].view(parameter.shape))
             start = end
+        self._vector = vector  # the same memory without a gradient: written to without asking torch for leave
         self.parameter = nn.Parameter(vector)
         self.parameter.grad = gradient
         self.gradient = gradient
@@ -70,14 +71,12 @@ class FlatParameters:
 
     def copy_from(self, other: FlatParameters) -> None:
         """Copy the parameters and buffers of a module of the same kind into this one's memory."""
-        with torch.no_grad():
-            self.parameter.copy_(other.parameter)
+        self._vector.copy_(other._vector)
         self._copy_buffers(other)
 
     def move_towards(self, other: FlatParameters, share: float) -> None:
         """Move every parameter by `share` of the way to another module's (a soft update); copy buffers."""
-        with torch.no_grad():
-            self.parameter.lerp_(other.parameter, share)
+        self._vector.lerp_(other._vector, share)
         self._copy_buffers(other)
 
     def _copy_buffers(self, other: FlatParameters) -> None:

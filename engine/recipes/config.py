@@ -46,6 +46,17 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="where the policy learns")] = "cpu"
     evaluate: EvaluateConfig = EvaluateConfig()
     stop: StopConfig = StopConfig()
+    async_mode: Annotated[
+        bool, Meta(description="collect the next data while the policy learns from the last")
+    ] = False
+    max_lag: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="with async_mode: iterations that collecting may be ahead of learning; null: one"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.max_lag is not None and not self.async_mode:
+            raise ValueError("max_lag says how far async_mode may run ahead: it needs async_mode=true")
 
 
 def config_type(recipe: Callable[..., Any], name: str) -> type[msgspec.Struct]:

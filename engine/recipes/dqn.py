@@ -3,12 +3,18 @@
 ::
 
     repeat until stop.env_step:
-        set epsilon
-        step every environment collect.num_steps times with a copy of the policy
-        push the transitions into the replay buffer
-        train: updates_per_step gradient steps for each env step after warm_up
-        publish the new weights to the copy
-        evaluate now and then
+        collect:
+            measure how far the run is, set epsilon
+            step every environment collect.num_steps times with a copy of the policy
+        learn:
+            set the learning rate for how far the run was
+            push the transitions into the replay buffer
+            train: updates_per_step gradient steps for each env step after warm_up
+            ask for the new weights to be copied before the next iteration
+            evaluate now and then
+
+With async_mode the two stations run at the same time, one iteration apart: the copy that acts is
+one iteration's updates older than in order.
 """
 
 from __future__ import annotations
@@ -61,10 +67,11 @@ def dqn(config: DQNRun, *, watch: Watch | None = None) -> Task:
     from engine.data.n_step import NStep
     from engine.data.replay import ReplayBuffer
     from engine.middleware.collector import Collector
-    from engine.middleware.functional.anneal import anneal
+    from engine.middleware.functional.anneal import anneal, measure_progress
     from engine.middleware.functional.explore import explore
     from engine.middleware.functional.publish import publish_weights
     from engine.middleware.functional.push import push, push_n_step
+    from engine.middleware.functional.stop import stop_at_env_step
     from engine.middleware.learner import ReplayLearner
     from engine.ops.schedules import Linear
     from engine.policies.dqn import DQN
@@ -87,25 +94,31 @@ def dqn(config: DQNRun, *, watch: Watch | None = None) -> Task:
     buffer = ReplayBuffer(learn.buffer_size, generator=stream(config.seed, "replay"))
     n_step = NStep(config.policy.n_step, config.policy.discount, env.num_envs)
 
-    task = Task(OnlineContext()).own(env, evaluation_env)
-    task.use(anneal(policy, total_env_steps=config.stop.env_step))
-    task.use(explore(actor, Linear(collect.epsilon_start, collect.epsilon_end, collect.epsilon_steps)))
-    task.use(Collector(actor, env, num_steps=collect.num_steps))
-    task.use(push(buffer) if config.policy.n_step == 1 else push_n_step(buffer, n_step))
+    task = Task(OnlineContext(), async_mode=config.async_mode, max_lag=config.max_lag)
+    task.own(env, evaluation_env)
     task.use(
+        measure_progress(total_env_steps=config.stop.env_step),
+        explore(actor, Linear(collect.epsilon_start, collect.epsilon_end, collect.epsilon_steps)),
+        Collector(actor, env, num_steps=collect.num_steps),
+        stop_at_env_step(config.stop.env_step),
+        name="collect",
+    )
+    task.use(
+        anneal(policy),
+        push(buffer) if config.policy.n_step == 1 else push_n_step(buffer, n_step),
         ReplayLearner(
             policy,
             buffer,
             batch_size=learn.batch_size,
             warm_up=learn.warm_up,
             updates_per_step=learn.updates_per_step,
-        )
+        ),
+        publish_weights(policy, actor, task.bus),
+        evaluator,
+        *stops(config.stop),
+        *([] if watch is None else [watch(policy)]),
+        name="learn",
     )
-    task.use(publish_weights(policy, actor))
-    task.use(evaluator)
-    task.use(*stops(config.stop))
-    if watch is not None:
-        task.use(watch(policy))
     return task
 
 

@@ -13,7 +13,6 @@ from engine.envs.vector import VectorEnv
 from engine.middleware.evaluator import Evaluator
 from engine.middleware.functional.stop import (
     stop_after_seconds,
-    stop_at_env_step,
     stop_at_return,
     stop_without_progress,
 )
@@ -45,8 +44,11 @@ def make_evaluator(policy: Any, config: RunConfig) -> tuple[Evaluator, VectorEnv
 
 
 def stops(config: StopConfig) -> list[Middleware]:
-    """Return the stop conditions that are set."""
-    conditions = [stop_at_env_step(config.env_step)]
+    """Return the stop conditions that are set, to stand behind the evaluator, whose metrics they read.
+
+    ``env_step`` is not among them: `stop_at_env_step` stands behind the collector, which else runs ahead.
+    """
+    conditions: list[Middleware] = []
     if config.return_mean is not None:
         conditions.append(stop_at_return(config.return_mean))
     if config.seconds is not None:

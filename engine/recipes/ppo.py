@@ -3,11 +3,18 @@
 ::
 
     repeat until stop.env_step:
-        collect num_steps steps in num_envs environments with a copy of the policy
-        estimate advantages
-        train: policy.epochs passes of policy.minibatches gradient steps
-        publish the new weights to the copy
-        evaluate now and then
+        collect:
+            measure how far the run is
+            step num_envs environments num_steps times with a copy of the policy
+        learn:
+            set the learning rate for how far the run was
+            estimate advantages
+            train: policy.epochs passes of policy.minibatches gradient steps
+            ask for the new weights to be copied before the next iteration
+            evaluate now and then
+
+With async_mode the two stations run at the same time, one iteration apart: what is learned from
+was collected by weights one update old.
 """
 
 from __future__ import annotations
@@ -51,9 +58,11 @@ def ppo(config: PPORun, *, watch: Watch | None = None) -> Task:
     """Return the task that trains PPO as `config` says; run it inside ``with task:``."""
     from engine.context import OnlineContext
     from engine.middleware.collector import Collector
-    from engine.middleware.functional.anneal import anneal
+    from engine.middleware.functional.anneal import anneal, measure_progress
     from engine.middleware.functional.estimate import estimate_advantage
     from engine.middleware.functional.publish import publish_weights
+    from engine.middleware.functional.staleness import measure_staleness
+    from engine.middleware.functional.stop import stop_at_env_step
     from engine.middleware.functional.train import train
     from engine.policies.ppo import PPO
     from engine.recipes.parts import make_evaluator, make_training_env, set_threads, stops
@@ -72,16 +81,25 @@ def ppo(config: PPORun, *, watch: Watch | None = None) -> Task:
     actor = policy.actor(stream(config.seed, "collect"))
     evaluator, evaluation_env = make_evaluator(policy, config)
 
-    task = Task(OnlineContext()).own(env, evaluation_env)
-    task.use(anneal(policy, total_env_steps=config.stop.env_step))
-    task.use(Collector(actor, env, num_steps=config.collect.num_steps))
-    task.use(estimate_advantage(policy, discount=config.policy.discount, gae_lambda=config.policy.gae_lambda))
-    task.use(train(policy))
-    task.use(publish_weights(policy, actor))
-    task.use(evaluator)
-    task.use(*stops(config.stop))
-    if watch is not None:
-        task.use(watch(policy))
+    task = Task(OnlineContext(), async_mode=config.async_mode, max_lag=config.max_lag)
+    task.own(env, evaluation_env)
+    task.use(
+        measure_progress(total_env_steps=config.stop.env_step),
+        Collector(actor, env, num_steps=config.collect.num_steps),
+        stop_at_env_step(config.stop.env_step),
+        name="collect",
+    )
+    task.use(
+        anneal(policy),
+        estimate_advantage(policy, discount=config.policy.discount, gae_lambda=config.policy.gae_lambda),
+        measure_staleness(policy),
+        train(policy),
+        publish_weights(policy, actor, task.bus),
+        evaluator,
+        *stops(config.stop),
+        *([] if watch is None else [watch(policy)]),
+        name="learn",
+    )
     return task
 
 

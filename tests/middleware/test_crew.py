@@ -106,6 +106,23 @@ def test_the_ratio_of_updates_to_env_steps_is_exact(num_envs: int, ratio: float)
     assert policy.version == ctx.train_iter
 
 
+def test_replayed_data_grows_stale_by_every_update() -> None:
+    """All rows are of version 0, and each iteration learns twice: 0, 2, 4 updates lie before it."""
+    policy = CountingPolicy()
+    buffer = ReplayBuffer(100, generator=np.random.default_rng(0))
+    seen: list[tuple[float, float]] = []
+
+    def remember(ctx: OnlineContext) -> None:
+        seen.append((ctx.metrics["train/staleness_mean"], ctx.metrics["train/staleness_max"]))
+
+    with Task(OnlineContext()) as task:
+        task.use(Collector(CountingActor(), scripted_env(EPISODES), num_steps=1), push(buffer))
+        task.use(ReplayLearner(policy, buffer, batch_size=4, warm_up=0, updates_per_step=2.0), remember)
+        task.run(max_step=3)
+    assert seen == [(0.0, 0.0), (2.0, 2.0), (4.0, 4.0)]
+    assert policy.version == 6
+
+
 def test_the_evaluator_plays_when_it_is_time() -> None:
     policy = CountingPolicy()
     evaluator = Evaluator(policy, CountingActor(), scripted_env([Script([2.0])]), every=10, num_episodes=3)

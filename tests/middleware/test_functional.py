@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from engine import OnlineContext, Task
+from engine.bus.bus import Bus
 from engine.data.n_step import NStep
 from engine.data.replay import ReplayBuffer
 from engine.errors import UsageError
-from engine.middleware.functional.anneal import anneal
+from engine.middleware.functional.anneal import anneal, measure_progress
 from engine.middleware.functional.evaluate import evaluate, run_episodes
 from engine.middleware.functional.explore import explore
 from engine.middleware.functional.log import Averages, log
@@ -20,6 +21,7 @@ from engine.middleware.functional.publish import publish_weights
 from engine.middleware.functional.push import push, push_n_step
 from engine.middleware.functional.rhythm import Every
 from engine.middleware.functional.sample import sample
+from engine.middleware.functional.staleness import measure_staleness
 from engine.middleware.functional.stop import (
     stop_after_seconds,
     stop_at_env_step,
@@ -29,7 +31,7 @@ from engine.middleware.functional.stop import (
 from engine.middleware.functional.train import train
 from engine.ops.schedules import Linear
 from engine.testing import CountingActor, CountingPolicy, FakeClock, Script, scripted_env
-from engine.tree import batch_size, is_tree
+from engine.tree import as_tree, batch_size, is_tree
 
 
 def trajectory(valid: list[bool]) -> dict[str, Any]:
@@ -102,20 +104,111 @@ def test_sample_makes_one_tree_and_train_counts() -> None:
     assert (ctx.train_iter, ctx.metrics) == (1, {"train/loss": 1.0})
 
 
-def test_publish_copies_newer_weights_only() -> None:
-    policy, actor = CountingPolicy(), CountingActor()
-    policy.version = 3
+class LoadingActor(CountingActor):
+    """Remembers which versions it loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[int] = []
+
+    def load(self, policy: Any) -> None:
+        super().load(policy)
+        self.loads.append(self.version)
+
+
+def test_newer_weights_are_copied_and_only_where_nothing_runs() -> None:
+    policy, actor, bus = CountingPolicy(), LoadingActor(), Bus()
+    publish = publish_weights(policy, actor, bus)
     ctx = OnlineContext()
-    publish_weights(policy, actor)(ctx)
-    assert actor.version == 3
-    assert ctx.metrics == {"train/version": 3}
+    while_running = []
+    for version in (3, 3, 5):
+        policy.version = version
+        publish(ctx)
+        while_running.append(actor.version)
+        bus.deliver()
+    assert while_running == [0, 3, 3]
+    assert actor.loads == [3, 5]
+    assert ctx.metrics == {"train/version": 5}
+
+
+def test_weights_are_published_at_the_end_of_every_iteration_the_last_included() -> None:
+    policy, actor = CountingPolicy(), CountingActor()
+    seen: list[tuple[int, int]] = []
+
+    def learn(ctx: OnlineContext) -> None:
+        seen.append((actor.version, policy.version))
+        policy.version += 1
+
+    with Task(OnlineContext()) as task:
+        task.use(
+            learn, publish_weights(policy, actor, task.bus), lambda ctx: seen.append((actor.version, -1))
+        )
+        task.run(max_step=2)
+    assert seen == [(0, 0), (0, -1), (1, 1), (1, -1)]
+    assert actor.version == 2
+
+
+def test_what_publishes_holds_the_policy_and_what_acts_the_actor() -> None:
+    policy, actor = CountingPolicy(), CountingActor()
+    with Task(OnlineContext()) as task:
+        task.use(publish_weights(policy, actor, task.bus))
+        assert [found.value for found in task.holdings()] == [policy]
+
+
+def test_weights_are_published_under_the_name_of_ones_choice() -> None:
+    policy, actor, bus = CountingPolicy(), CountingActor(), Bus()
+    policy.version = 1
+    publish_weights(policy, actor, bus, event="player_model_0")(OnlineContext())
+    assert bus.wait_for("player_model_0", timeout=0) is None
+    with pytest.raises(UsageError, match="cannot name an event"):
+        publish_weights(policy, actor, bus, event="model")
 
 
 def test_anneal_tells_the_fraction_of_the_run() -> None:
     policy = CountingPolicy()
+    measure, tell = measure_progress(total_env_steps=100), anneal(policy)
     for env_step, expected in ((0, 0.0), (50, 0.5), (500, 1.0)):
-        anneal(policy, total_env_steps=100)(OnlineContext(env_step=env_step))
+        ctx = OnlineContext(env_step=env_step)
+        measure(ctx)
+        ctx.env_step += 30  # what is collected in between belongs to the next iteration
+        tell(ctx)
         assert policy.progress == expected
+
+
+def learned_from(versions: list[int]) -> OnlineContext:
+    ctx = OnlineContext()
+    ctx.batch = as_tree({"obs": np.zeros((len(versions), 2), np.float32), "version": np.array(versions)})
+    return ctx
+
+
+def test_staleness_counts_updates_from_the_weights_that_acted_to_those_that_learn() -> None:
+    policy = CountingPolicy()
+    policy.version = 10
+    ctx = learned_from([10, 7, 1, 10])
+    measure_staleness(policy)(ctx)
+    assert ctx.metrics == {"train/staleness_mean": 3.0, "train/staleness_max": 9.0}
+
+
+def test_staleness_is_that_of_the_first_batch_of_an_iteration() -> None:
+    policy = CountingPolicy()
+    ctx = learned_from([0, 0])
+    measure, learn = measure_staleness(policy), train(policy)
+    for _ in range(3):
+        measure(ctx)
+        learn(ctx)
+    assert (ctx.metrics["train/staleness_mean"], ctx.metrics["train/staleness_max"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [{"obs": np.zeros((3, 2), np.float32)}, {"version": np.zeros(0, np.int64)}],
+    ids=["untold", "empty"],
+)
+def test_staleness_of_batches_that_do_not_tell_their_version_is_not_made_up(rows: Any) -> None:
+    ctx = OnlineContext()
+    ctx.batch = as_tree(rows)
+    measure_staleness(CountingPolicy())(ctx)
+    assert ctx.metrics == {}
 
 
 def test_time_iteration_measures_what_follows_also_when_it_fails() -> None:
@@ -155,12 +248,32 @@ def test_evaluation_loads_weights_and_draws_nothing() -> None:
     assert (actor.version, actor.sampled, ctx.env_step, ctx.env_episode) == (7, 0, 0, 0)
 
 
-def test_evaluation_ends_without_a_result_when_the_task_is_finishing() -> None:
+class FinishingActor(CountingActor):
+    """Asks to finish when it has acted twice."""
+
+    def __init__(self, ctx: OnlineContext) -> None:
+        super().__init__()
+        self.ctx = ctx
+
+    def act(self, obs: Any) -> Any:
+        if self.acted == 1:
+            self.ctx.finish()
+        return super().act(obs)
+
+
+def test_evaluation_ends_without_a_result_when_the_task_begins_to_finish() -> None:
+    ctx = OnlineContext()
+    actor = FinishingActor(ctx)
+    endless = scripted_env([Script([0.0] * 1000)])
+    evaluate(CountingPolicy(), actor, endless, num_episodes=1)(ctx)
+    assert (actor.acted, ctx.metrics) == (2, {})
+
+
+def test_evaluation_that_begins_while_the_task_is_finishing_is_played_to_its_end() -> None:
     ctx = OnlineContext()
     ctx.finish()
-    endless = scripted_env([Script([0.0] * 1000)])
-    evaluate(CountingPolicy(), CountingActor(), endless, num_episodes=1)(ctx)
-    assert ctx.metrics == {}
+    evaluate(CountingPolicy(), FinishingActor(ctx), scripted_env([Script([1.0] * 9)]), num_episodes=2)(ctx)
+    assert ctx.metrics["eval/return_mean"] == 9.0
 
 
 def test_log_writes_means_every_so_many_iterations() -> None:
@@ -231,7 +344,7 @@ def test_stop_without_progress_counts_env_steps_since_the_best() -> None:
         lambda: stop_at_env_step(0),
         lambda: stop_after_seconds(0),
         lambda: stop_without_progress(0),
-        lambda: anneal(CountingPolicy(), total_env_steps=0),
+        lambda: measure_progress(total_env_steps=0),
         lambda: evaluate(CountingPolicy(), CountingActor(), scripted_env([Script([1.0])]), num_episodes=0),
     ],
 )

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 import engine
+from engine import config as configs
 from engine.envs.config import EnvConfig
 from engine.envs.toy import DictEnv
 from engine.errors import ConfigError, StateError, UsageError
+from engine.middleware.recorder import Recorder
 from engine.policies.config import DQNConfig, PPOConfig
 from engine.recipes import dqn as dqn_recipe
 from engine.recipes import ppo as ppo_recipe
@@ -24,6 +26,9 @@ from engine.recipes.dqn import DQNRun, dqn
 from engine.recipes.experiment import run_experiment, summary
 from engine.recipes.ppo import PPORun, ppo
 from engine.runs.folder import Run
+from engine.runs.progress import Progress
+from engine.runs.trackers import TensorBoard, Trackers
+from engine.state.graph import shared
 
 NEVER = EvaluateConfig(every=1_000_000)
 
@@ -83,6 +88,109 @@ def test_evaluating_changes_nothing_about_training() -> None:
     assert all(torch.equal(never[name], often[name]) for name in never)
 
 
+BOTH = pytest.mark.parametrize(("recipe", "config"), [(ppo, short_ppo), (dqn, short_dqn)])
+
+
+@BOTH
+@pytest.mark.parametrize("vectorization", ["sync", "process"])
+def test_nothing_that_changes_is_in_reach_of_two_stations(
+    recipe: Any, config: Any, vectorization: Any, tmp_path: Path
+) -> None:
+    run = Run.create(env="CartPole-v1", algo="any", seed=0, run_dir=tmp_path / "run")
+    stop = StopConfig(env_step=64, return_mean=1e6, seconds=1e6, no_progress=1_000_000)
+    env = EnvConfig(id="CartPole-v1", num_envs=2, vectorization=vectorization)
+    settings = msgspec.structs.replace(
+        config(evaluate=EvaluateConfig(every=64, episodes=1), stop=stop), env=env
+    )
+    recorders: list[Recorder] = []
+
+    def watch(policy: Any) -> Any:
+        trackers = Trackers([TensorBoard(run.path / "tb")])
+        recorders.append(Recorder(run, policy, progress=display, trackers=[trackers], every=16))
+        return recorders[0]
+
+    with Progress("off", None, "") as display, recipe(settings, watch=watch) as task:
+        task.own(*recorders).measure()
+        recorders[0].watch(task)
+        for _ in range(2):  # as built, and with all that running adds
+            assert shared(task._members) == []
+            task.run()
+
+
+@BOTH
+def test_every_kept_field_is_written_by_one_station(recipe: Any, config: Any) -> None:
+    kept: dict[str, Any] = {}
+    writers: dict[str, set[str]] = {"collect": set(), "learn": set()}
+
+    def look(station: str | None, ctx: Any) -> None:
+        now = {name: getattr(ctx, name) for name in ("total_step", "env_step", "env_episode", "train_iter")}
+        if station is not None:
+            writers[station] |= {name for name in now if now[name] != kept[name]}
+        kept.update(now)
+
+    with recipe(config()) as task:
+        task.before("collect", lambda ctx: look(None, ctx))
+        task.after("collect", lambda ctx: look("collect", ctx))
+        task.after("learn", lambda ctx: look("learn", ctx))
+        task.run()
+    assert writers == {"collect": {"env_step", "env_episode"}, "learn": {"train_iter"}}
+
+
+@BOTH
+@pytest.mark.parametrize("async_mode", [False, True])
+def test_the_evaluation_that_is_due_at_the_end_of_the_budget_is_played(
+    recipe: Any, config: Any, async_mode: bool
+) -> None:
+    due = {"evaluate": EvaluateConfig(every=256, episodes=2), "stop": StopConfig(env_step=256)}
+    _, ctx = trained(recipe, config(async_mode=async_mode, **due))
+    assert ctx.metrics["eval/episodes"] == 2
+
+
+@BOTH
+def test_overlapped_runs_repeat_bit_for_bit_and_collect_no_more_than_runs_in_order(
+    recipe: Any, config: Any
+) -> None:
+    env = EnvConfig(id="CartPole-v1", num_envs=4, vectorization="sync")
+    ordered = msgspec.structs.replace(config(), env=env)
+    overlapped = msgspec.structs.replace(ordered, async_mode=True)
+    _, ctx = trained(recipe, ordered)
+    first, mine = trained(recipe, overlapped)
+    again, _ = trained(recipe, overlapped)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert mine.metrics["train/staleness_mean"] > ctx.metrics["train/staleness_mean"]
+    assert (mine.total_step, mine.env_step, mine.train_iter) == (ctx.total_step, ctx.env_step, ctx.train_iter)
+
+
+@BOTH
+def test_overlapped_without_any_lag_is_in_order_bit_for_bit(recipe: Any, config: Any) -> None:
+    in_order, ctx = trained(recipe, config())
+    without_lag, mine = trained(recipe, config(async_mode=True, max_lag=0))
+    assert all(torch.equal(in_order[name], without_lag[name]) for name in in_order)
+    assert mine.metrics == ctx.metrics
+
+
+@pytest.mark.parametrize(("async_mode", "expected"), [(False, [0, 0, 0]), (True, [0, 1, 1])])
+def test_ppo_learns_from_data_as_stale_as_the_stations_are_apart(
+    async_mode: bool, expected: list[int]
+) -> None:
+    seen: list[Any] = []
+    with ppo(
+        short_ppo(async_mode=async_mode), watch=lambda policy: lambda ctx: seen.append(ctx.metrics)
+    ) as task:
+        task.run(max_step=3)
+    assert [row["train/staleness_mean"] for row in seen] == expected
+    assert [row["train/staleness_max"] for row in seen] == expected
+
+
+def test_max_lag_says_something_of_async_mode_alone() -> None:
+    env = {"env": {"id": "CartPole-v1"}}
+    assert configs.convert({**env, "async_mode": True, "max_lag": 0}, PPORun).max_lag == 0
+    with pytest.raises(ConfigError, match="needs async_mode=true"):
+        configs.convert({**env, "max_lag": 2}, PPORun)
+    with pytest.raises(ConfigError, match="'max_lag' of DQNRun must be a whole number >= 0"):
+        configs.convert({**env, "async_mode": True, "max_lag": -1}, DQNRun)
+
+
 @pytest.mark.parametrize(
     "env", ["engine.envs.toy:DictEnv", "engine.envs.toy:TupleEnv", "engine.envs.toy:ContinuousTargetEnv"]
 )
@@ -99,9 +207,13 @@ def test_dqn_runs_on_dict_and_tuple_spaces(env: str, n_step: int) -> None:
     assert ctx.train_iter == ctx.env_step - 50
 
 
-def test_ppo_solves_the_dict_environment() -> None:
+@pytest.mark.parametrize("async_mode", [False, True])
+def test_ppo_solves_the_dict_environment(async_mode: bool) -> None:
     config = short_ppo(
-        "engine.envs.toy:DictEnv", stop=StopConfig(env_step=8_000), evaluate=EvaluateConfig(every=8_000)
+        "engine.envs.toy:DictEnv",
+        stop=StopConfig(env_step=8_000),
+        evaluate=EvaluateConfig(every=8_000),
+        async_mode=async_mode,
     )
     config = msgspec.structs.replace(config, policy=PPOConfig(learning_rate=1e-2, hidden=(32,)))
     _, ctx = trained(ppo, config)

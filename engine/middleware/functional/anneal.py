@@ -1,4 +1,7 @@
-"""Tell a policy how far the run is, for schedules that end with it."""
+"""Tell a policy how far the run is, for schedules that end with it.
+
+Two middleware, because one counts where the data is collected and the other changes the policy.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,27 @@ class Anneals(Protocol):
     def set_progress(self, fraction: float) -> None: ...
 
 
-def anneal(policy: Anneals, *, total_env_steps: int) -> Middleware:
-    """Set the policy's progress to ``env_step / total_env_steps``, at most 1.
+def measure_progress(*, total_env_steps: int) -> Middleware:
+    """Say which fraction of the run is done: ``env_step / total_env_steps``, at most 1.
 
-    Reads: ctx.env_step.
+    Stands before what collects.  Reads: ctx.env_step.  Writes: ctx.progress.
     """
     if total_env_steps < 1:
         raise UsageError(f"total_env_steps is at least 1, not {total_env_steps}")
 
+    def measure_progress(ctx: Any) -> None:
+        ctx.progress = min(1.0, ctx.env_step / total_env_steps)
+
+    return measure_progress
+
+
+def anneal(policy: Anneals) -> Middleware:
+    """Tell the policy the progress that `measure_progress` found.
+
+    Stands before what learns.  Reads: ctx.progress.
+    """
+
     def anneal(ctx: Any) -> None:
-        policy.set_progress(min(1.0, ctx.env_step / total_env_steps))
+        policy.set_progress(ctx.progress)
 
     return anneal

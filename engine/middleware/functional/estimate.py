@@ -23,7 +23,7 @@ def estimate_advantage(policy: Critic, *, discount: float, gae_lambda: float) ->
     """Estimate advantages with GAE (Schulman et al. 2016) and make the batch of valid rows.
 
     Reads: ctx.trajectory (T, B, ...).  Writes: ctx.batch: a TreeTensor (N, ...) of obs, action,
-    log_prob, value, advantage, returns.
+    log_prob, value, advantage, returns, and version where the trajectory has it.
     """
 
     def estimate_advantage(ctx: Any) -> None:
@@ -48,6 +48,8 @@ def estimate_advantage(policy: Critic, *, discount: float, gae_lambda: float) ->
             "advantage": advantage,
             "returns": advantage + columns["value"],
         }
+        if "version" in trajectory:
+            rows["version"] = trajectory["version"]
         ctx.batch = as_tree(flatten(rows, valid))
 
     return estimate_advantage

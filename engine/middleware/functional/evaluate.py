@@ -48,14 +48,16 @@ def evaluate(policy: Policy, actor: Actor, env: VectorEnv, *, num_episodes: int)
     the likeliest action, and `env` has its own seeds.
 
     Writes: ctx.metrics["eval/return_mean"], ["eval/return_std"], ["eval/length_mean"] and
-    ["eval/episodes"]; nothing when the task begins to finish before all episodes are played.
+    ["eval/episodes"]; nothing when the task begins to finish while they are played.  An evaluation
+    that begins later belongs to an iteration that completes, and is played to its end.
     """
     if num_episodes < 1:
         raise UsageError(f"num_episodes is at least 1, not {num_episodes}")
 
     def evaluate(ctx: Any) -> None:
         actor.load(policy)
-        episodes = run_episodes(actor.act, env, num_episodes, give_up=lambda: ctx.finishing)
+        already = ctx.finishing
+        episodes = run_episodes(actor.act, env, num_episodes, give_up=lambda: not already and ctx.finishing)
         if len(episodes) == num_episodes:
             returns = np.array([episode.return_ for episode in episodes])
             ctx.metrics["eval/return_mean"] = float(returns.mean())
