@@ -12,10 +12,10 @@ from engine.recipes import dqn, ppo
 SEEDS = [0, 1, 2, 3, 4]
 
 
-def best_return(recipe: Any, env: str, seed: int, folder: Path) -> tuple[float, int]:
+def best_return(recipe: Any, env: str, seed: int, folder: Path, *words: str) -> tuple[float, int]:
     """Train a shipped configuration; return its best policy's return in fresh episodes, and the env steps."""
     run = recipe.train(
-        env, seed=seed, overrides=["evaluate.video=0"], run_dir=folder / f"s{seed}", progress="off"
+        env, seed=seed, overrides=["evaluate.video=0", *words], run_dir=folder / f"s{seed}", progress="off"
     )
     return run.result["return_mean"], run.result["env_step"]
 
@@ -35,6 +35,17 @@ def test_dqn_solves_cartpole_within_50k_env_steps_on_four_of_five_seeds(tmp_path
     results = [best_return(dqn, "CartPole-v1", seed, tmp_path) for seed in SEEDS]
     assert all(env_steps <= 50_000 for _, env_steps in results)
     assert sum(reached >= 475 for reached, _ in results) >= 4, results
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("recipe", "budget"), [(ppo, 100_000), (dqn, 50_000)], ids=["ppo", "dqn"])
+def test_cartpole_is_solved_overlapped_within_the_same_budgets(
+    recipe: Any, budget: int, tmp_path: Path
+) -> None:
+    results = [best_return(recipe, "CartPole-v1", seed, tmp_path, "async_mode=true") for seed in SEEDS[:3]]
+    assert all(env_steps <= budget for _, env_steps in results)
+    assert all(reached >= 475 for reached, _ in results), results
 
 
 @pytest.mark.slow

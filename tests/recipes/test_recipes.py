@@ -29,6 +29,7 @@ from engine.runs.folder import Run
 from engine.runs.progress import Progress
 from engine.runs.trackers import TensorBoard, Trackers
 from engine.state.graph import shared
+from engine.testing import jitter
 
 NEVER = EvaluateConfig(every=1_000_000)
 
@@ -55,7 +56,9 @@ def short_dqn(
     )
 
 
-def trained(recipe: Any, config: Any) -> tuple[dict[str, torch.Tensor], Any]:
+def trained(
+    recipe: Any, config: Any, *, jitter_seed: int | None = None
+) -> tuple[dict[str, torch.Tensor], Any]:
     """Run a recipe; return the final parameters and the last context."""
     policies: list[Any] = []
 
@@ -64,6 +67,8 @@ def trained(recipe: Any, config: Any) -> tuple[dict[str, torch.Tensor], Any]:
         return lambda ctx: None
 
     with recipe(config, watch=watch) as task:
+        if jitter_seed is not None:
+            jitter(task, seed=jitter_seed)
         ctx = task.run()
     return policies[0].state_dict()["model"], ctx
 
@@ -159,6 +164,24 @@ def test_overlapped_runs_repeat_bit_for_bit_and_collect_no_more_than_runs_in_ord
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert mine.metrics["train/staleness_mean"] > ctx.metrics["train/staleness_mean"]
     assert (mine.total_step, mine.env_step, mine.train_iter) == (ctx.total_step, ctx.env_step, ctx.train_iter)
+
+
+@BOTH
+@pytest.mark.parametrize("vectorization", ["sync", "process"])
+def test_overlapped_numbers_do_not_depend_on_which_station_is_quicker(
+    recipe: Any, config: Any, vectorization: str
+) -> None:
+    settings = config(
+        async_mode=True,
+        stop=StopConfig(env_step=1_200),
+        evaluate=EvaluateConfig(every=300, episodes=2),
+        env=EnvConfig(id="CartPole-v1", num_envs=2, vectorization=vectorization),  # type: ignore[arg-type]
+    )
+    expected, ctx = trained(recipe, settings)
+    for jitter_seed in range(3):
+        parameters, again = trained(recipe, settings, jitter_seed=jitter_seed)
+        assert all(torch.equal(parameters[name], expected[name]) for name in expected)
+        assert again.metrics == ctx.metrics
 
 
 @BOTH
