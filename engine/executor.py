@@ -251,6 +251,8 @@ class Overlapped(Executor):
         self._faults: list[BaseException] = []  # of the pipeline as a whole: nobody may swallow them
         self._unjudged = False  # a station failed, and whether that stops the line is not known yet
         self._stopped = False
+        self._runner = 0  # the thread that called `run`
+        self._parked: list[_Station] = []
         self._moved = 0.0  # when a station was done last
         self._times: dict[str, float] = {}
         self._seconds = self._since = 0.0
@@ -273,7 +275,7 @@ class Overlapped(Executor):
         """
         station = self._asking()
         if station is None or station.wish is None:
-            return self.failed() or (station is not None and self._overdue())
+            return self.failed() or (threading.get_ident() != self._runner and self._overdue())
         return True
 
     def failed(self) -> bool:
@@ -283,9 +285,10 @@ class Overlapped(Executor):
         other station is done or waits for it too.
         """
         station = self._asking()
+        if self._unjudged and (station is None or threading.current_thread() is not station.thread):
+            # A thread that some station may wait for, which then cannot ask for a verdict itself.
+            return threading.get_ident() != self._runner and self._still()
         if self._unjudged and station is not None:
-            if threading.current_thread() is not station.thread:
-                return True  # a member of a parallel group, for which its station waits
             station.parked = True
             self.reports.put(station)
             station.verdict.get()
@@ -302,10 +305,13 @@ class Overlapped(Executor):
         """Return what each station did, up to the last slot that ended."""
         return [StationTime(name, busy, max(0.0, self._seconds - busy)) for name, busy in self._times.items()]
 
+    def _still(self) -> bool:
+        return bool(self._working) and time.monotonic() >= self._moved + _GRACE
+
     def _overdue(self) -> bool:
-        if time.monotonic() < self._moved + _GRACE:
-            return False
-        return any(one.wish is not None and one not in self._working for one in self._stations or ())
+        return self._still() and any(
+            one.wish is not None and one not in self._working for one in self._stations or ()
+        )
 
     def _asking(self) -> _Station | None:
         station = _station.get()
@@ -315,7 +321,7 @@ class Overlapped(Executor):
 
     def run(self, task: Driven, steps: int | None) -> None:
         """Move the line, slot by slot, until `steps` iterations of this call are complete."""
-        self._stopped = False
+        self._stopped, self._runner = False, threading.get_ident()
         self._since = time.perf_counter()
         if not self._flight:  # else the count goes on where an interrupt left it
             self._newest, self._done = None, task.ctx.total_step
@@ -386,19 +392,18 @@ class Overlapped(Executor):
             station.iteration, station.before = iteration, dict(iteration.ctx.__dict__)
             self._working.add(station)
             station.inbox.put(iteration)
-        parked: list[_Station] = []
-        while self._working or parked:
+        while self._working or self._parked:
             if not self._working:
                 self._judge(task)
+                parked, self._parked = self._parked, []
                 self._working.update(parked)
                 for station in parked:
                     station.parked = False
                     station.verdict.put(None)
-                parked = []
             station = self._next_report()
             self._working.remove(station)
             if station.parked:
-                parked.append(station)
+                self._parked.append(station)
                 continue
             self._reported.append(station)
             self._moved = time.monotonic()
@@ -433,6 +438,7 @@ class Overlapped(Executor):
             passed = iteration.place == len(self._stations) and not iteration.told
             if iteration.error is not None or passed:
                 self._unwind(task, iteration)
+                self._commit()  # before the next one's second halves, which may write the same
         self._commit()
         now = time.perf_counter()
         self._seconds, self._since = self._seconds + now - self._since, now
@@ -458,8 +464,11 @@ class Overlapped(Executor):
             self._done += 1
             iteration.ctx.total_step += 1
             task.ctx = iteration.ctx
-        elif not (isinstance(iteration.error, (Finishing, Abandoned)) and task.finish):
+        elif not (isinstance(iteration.error, (Finishing, Abandoned)) and (task.finish or self._wished())):
             self._failures.append(iteration)
+
+    def _wished(self) -> bool:
+        return any(station.wish is not None for station in self._stations or ())
 
     def _run_second_halves(self, iteration: _Iteration) -> None:
         # The error stays in the iteration: a local variable here would be a cycle with its traceback.
@@ -523,6 +532,8 @@ class Overlapped(Executor):
         """End everything in flight because of `error`, and raise it."""
         self._stopped, self._unjudged = True, False
         task.wake()
+        self._working.update(self._parked)
+        self._parked = []
         if self._working:
             self._interrupt(error)
         self._take_reports()
@@ -552,6 +563,8 @@ class Overlapped(Executor):
             if iteration.error is not None and id(iteration.error) != thrown:
                 errors.append(iteration.error)
             iteration.error = None
+            if self._stations is not None:
+                self._commit()
         self._flight.clear()
         if self._stations is not None:
             self._commit()

@@ -470,6 +470,85 @@ def test_what_older_iterations_count_reaches_the_one_that_enters_after_a_swallow
     assert counted == [1, 2, 3, 4]
 
 
+def test_two_iterations_that_leave_in_one_slot_both_count_in_their_second_halves() -> None:
+    def count(ctx: OnlineContext) -> Iterator[None]:
+        with contextlib.suppress(ValueError):
+            yield
+        ctx.train_iter += 1
+
+    with line() as task:
+        ctx: Any = task.use(count, boom(1), named("c", lambda ctx: None)).run(max_step=5)
+    assert ctx.train_iter == 5
+
+
+def test_a_wish_and_a_wait_of_one_station_end_the_run_whoever_asks_meanwhile() -> None:
+    done: list[int] = []
+    waiting = threading.Event()
+
+    def ask(ctx: Context) -> None:
+        if ctx.total_step == 1:
+            assert waiting.wait(10)
+            for _ in range(50):
+                assert ctx.total_step == 1 or ctx.finishing
+
+    def wish(ctx: Context) -> None:
+        if ctx.total_step == 0:
+            ctx.finish("enough")
+            waiting.set()
+            task.wait_for("never_comes", timeout=None)
+        done.append(ctx.total_step)
+
+    with line() as task:
+        task.use(ask, wish).run()
+        assert (task.finish_reason, done) == ("enough", [1])
+
+
+@pytest.mark.parametrize("how", ["fail", "finish"])
+def test_threads_of_a_stations_own_are_told_to_end(how: str) -> None:
+    def loop(ctx: Context) -> None:
+        while not ctx.finishing:
+            time.sleep(0)
+
+    def helped(ctx: Context) -> None:
+        if ctx.total_step == 1:
+            thread = threading.Thread(target=loop, args=(ctx,))
+            thread.start()
+            thread.join()
+
+    def end(ctx: Context) -> None:
+        if ctx.total_step == 0 and how == "fail":
+            raise ValueError("boom")
+        ctx.finish("enough")
+
+    with line() as task:
+        task.use(helped, end)
+        with pytest.raises(ValueError, match="boom") if how == "fail" else contextlib.nullcontext():
+            task.run()
+
+
+def test_the_second_ctrl_c_ends_stations_that_wait_for_a_verdict_too() -> None:
+    asked = threading.Event()
+
+    def busy(ctx: Context) -> None:
+        if ctx.total_step == 2:
+            assert asked.wait(10)
+            os.kill(os.getpid(), signal.SIGINT)
+            while task.finish_reason is None:  # two signals at once would be one
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                time.sleep(0.001)
+
+    def asks(ctx: Context) -> None:
+        while ctx.total_step == 1 and not ctx.finishing:
+            asked.set()
+
+    with line() as task:
+        task.use(busy, asks, boom(0))
+        with pytest.raises((KeyboardInterrupt, ValueError)):
+            task.run()
+
+
 def test_an_iteration_that_was_told_to_end_is_not_taken_for_complete() -> None:
     log: list[str] = []
 
