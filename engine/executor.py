@@ -31,7 +31,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from engine.context import Context, kept_values, kept_writes, next_context, renewal_of
-from engine.errors import Abandoned, ConflictError, Finishing, MiddlewareError, foremost
+from engine.errors import Abandoned, ConflictError, Finishing, foremost
 from engine.pipeline import Enter, Run, Suspended, leave
 from engine.threads import inherited
 
@@ -199,8 +199,9 @@ class _Station:
     def hire(self) -> None:
         """Start the thread."""
         self.inbox, self.verdict, self.parked, self.wish = SimpleQueue(), SimpleQueue(), False, None
-        self.thread = threading.Thread(target=inherited(self._work), name=f"station {self.name}", daemon=True)
-        self.thread.start()
+        thread = threading.Thread(target=inherited(self._work), name=f"station {self.name}", daemon=True)
+        thread.start()
+        self.thread = thread
 
     def _work(self) -> None:
         """Run first halves, one after the other, until there is None to run."""
@@ -485,7 +486,7 @@ class Overlapped(Executor):
         self._keep |= ctx._kept
         try:
             written = kept_writes(ctx, before)
-        except MiddlewareError as error:
+        except Exception as error:  # MiddlewareError, or what the hash of a value raised
             self._faults.append(error)
             return
         for field_name, value in written.items():
