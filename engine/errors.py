@@ -14,6 +14,13 @@ The tree::
     ├── UnknownName (LookupError)          a middleware, event or handler that does not exist
     ├── StateError                         state that cannot be saved, loaded or named
     ├── DeadlineExceeded (TimeoutError)    a wait that ran past its timeout
+    ├── CodecError (ValueError)            a value that cannot be sent, or bytes that are no message
+    │   └── PayloadTooLarge                more bytes than one message may hold
+    ├── PeerLost (ConnectionError)         another process of the run died or cannot be reached
+    │   └── HubLost                        the process that holds the run together did
+    ├── NoSuchService (LookupError)        a remote call of a method that nobody serves
+    ├── Overloaded                         a remote call that was refused: too many wait already
+    ├── RemoteError                        a served call failed in its own process; the note holds its traceback
     ├── Finishing                          an unbounded wait that ended because the task is finishing
     └── Abandoned                          an iteration in flight that cannot complete, since another failed
 
@@ -82,6 +89,51 @@ class StateError(EngineError):
 
 class DeadlineExceeded(EngineError, TimeoutError):
     """A wait that ran past its timeout."""
+
+
+class CodecError(EngineError, ValueError):
+    """A value that cannot be sent, or bytes that are no message of the bus."""
+
+
+class PayloadTooLarge(CodecError):
+    """More bytes, buffers or levels than one message may hold."""
+
+
+class PeerLost(EngineError, ConnectionError):
+    """Another process of the run died or cannot be reached; ``peer`` and ``cause`` say which and why."""
+
+    def __init__(self, message: str, *, peer: str = "", cause: str = "") -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.cause = cause
+
+
+class HubLost(PeerLost):
+    """The process that holds the run together died or cannot be reached."""
+
+
+class NoSuchService(EngineError, LookupError):
+    """A remote call of a method that nobody serves."""
+
+
+class Overloaded(EngineError):
+    """A remote call that was refused at once, because too many wait already."""
+
+
+class RemoteError(EngineError):
+    """A served call failed in its own process; a note holds the traceback from there.
+
+    ``kind`` is the name of the error's type there, ``peer`` who raised it.  An error of a type that
+    Python itself brings can also be caught as that type.
+    """
+
+    def __init__(self, message: str, *, kind: str = "", peer: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.peer = peer
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # also where the error is a KeyError, which would quote it
 
 
 class Finishing(EngineError):

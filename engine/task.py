@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from engine import pipeline
 from engine.bus.bus import Bus, Handler
+from engine.bus.services import Where
 from engine.context import Context, next_context, renewal_of
 from engine.errors import ConflictError, Finishing, UnknownName, UsageError, did_you_mean
 from engine.executor import Executor, InOrder, Overlapped, StationTime
@@ -257,6 +258,14 @@ class Task:
         """Wait for an event (see `Bus.wait_for`); with ``timeout=None``, until the task is finishing."""
         return self.bus.wait_for(event, timeout=timeout)
 
+    def serve(self, method: str, handler: Handler, *, thread: Where = "task") -> Handler:
+        """Answer calls of ``<receiver>_<method>`` at boundaries or on the service thread; see `Bus.serve`."""
+        return self.bus.serve(method, handler, thread=thread)
+
+    def call(self, method: str, *args: Any, timeout: float | None = 30.0, **kwargs: Any) -> Any:
+        """Call a method that this process or another serves; see `Bus.call`."""
+        return self.bus.call(method, *args, timeout=timeout, **kwargs)
+
     # --- running ------------------------------------------------------------------------
 
     def open(self) -> Self:
@@ -268,6 +277,7 @@ class Task:
             failed=self._executor.failed,
             notify=self._look,
             origin=self._executor.origin,
+            finish=self.request_finish,
         )
         self._entered = True
         return self
@@ -323,10 +333,14 @@ class Task:
             raise UsageError("nothing to run: use(...) a middleware first, or give max_step")
         self._finish_reason, self._interrupted = None, False
         self._running = True
+        self.bus.runs_on(threading.get_ident())
+        if self.bus.told_to_finish is not None:
+            self.request_finish(self.bus.told_to_finish)
         try:
             with self._signals():
                 self._start(steps)
         finally:
+            self.bus.runs_on(None)
             self._running = False
         return self.ctx
 

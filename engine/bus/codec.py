@@ -1,0 +1,125 @@
+"""Values as bytes and back, without pickle: a skeleton that msgpack reads, and an arena of raw arrays.
+
+The skeleton is the value as msgpack, where arrays of 1 KiB and more are only named: their bytes lie
+in the arena, each at a multiple of 64.  What msgpack has no type for (a tuple, a set, an array) is a
+list that begins with a mark, an ext type that no value can produce::
+
+    (1, 2)         [mark "tuple", 1, 2]
+    {"a": array}   {"a": [mark "array", "<f4", [128, 84, 84], 64]}
+
+What msgpack does have travels as it is, so that small messages cost little more than msgspec takes.
+
+`decode` trusts nothing.  It checks sizes before it takes memory for them, makes no object of a class
+but those given to `register`, and raises `CodecError` and nothing else.  A list of empty lists takes
+the most memory for its size: about 80 bytes for each byte of the skeleton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.bus.arrays import ALIGNMENT
+from engine.bus.marks import INLINE, LIMITS, Limits, register
+from engine.bus.packing import Packer, Refused
+from engine.bus.unpacking import PLAIN, Buffer, Unpacker, mark_of
+from engine.errors import CodecError, PayloadTooLarge
+
+__all__ = ["INLINE", "LIMITS", "Buffer", "Encoded", "Limits", "decode", "encode", "register"]
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(ext_hook=mark_of)
+_PADDING = memoryview(bytes(ALIGNMENT))
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A value as a skeleton and the buffers of its arena, which still show the arrays' own memory.
+
+    Until they are written or sent, a change of those arrays changes what is sent.
+    """
+
+    skeleton: bytes
+    arena_size: int = 0
+    buffers: list[tuple[int, memoryview]] = dataclasses.field(default_factory=list)
+    """The place of each buffer in the arena, ascending, and its bytes."""
+
+    def write_into(self, target: Any) -> None:
+        """Copy the arena to the start of a writable buffer of at least ``arena_size`` bytes."""
+        memory = memoryview(target)
+        if memory.format != "B" or memory.ndim != 1:
+            memory = memory.cast("B")
+        if len(memory) < self.arena_size:
+            raise CodecError(f"an arena of {self.arena_size} bytes does not fit into {len(memory)}")
+        end = 0
+        for offset, buffer in self.buffers:
+            if offset > end:
+                memory[end:offset] = _PADDING[: offset - end]
+            end = offset + len(buffer)
+            if len(buffer) < 1 << 16:
+                memory[offset:end] = buffer
+            else:
+                # numpy lets other threads run while it copies; a memoryview does not.
+                np.frombuffer(memory, np.uint8, len(buffer), offset)[:] = np.frombuffer(buffer, np.uint8)
+
+    def chunks(self) -> list[memoryview]:
+        """Return the arena in pieces, none of them copied: joined they are what `write_into` writes."""
+        pieces: list[memoryview] = []
+        end = 0
+        for offset, buffer in self.buffers:
+            if offset > end:
+                pieces.append(_PADDING[: offset - end])
+            pieces.append(buffer)
+            end = offset + len(buffer)
+        return pieces
+
+
+def encode(value: Any, limits: Limits = LIMITS) -> Encoded:
+    """Return `value` as a skeleton and buffers, which are views of its arrays where these are contiguous.
+
+    Raises `CodecError` that names the path of what cannot be sent (``value['model'][3]: a lambda``),
+    and `PayloadTooLarge` for more than `limits` allow.
+    """
+    try:
+        packer = Packer(limits)
+        try:
+            skeleton = _ENCODER.encode(packer.pack(value))
+        except (OverflowError, UnicodeEncodeError):
+            # Somewhere is an integer or a string that msgpack cannot hold: look at each.
+            packer = Packer(limits, careful=True)
+            skeleton = _ENCODER.encode(packer.pack(value))
+    except Refused as refused:
+        raise refused.error() from None
+    except RecursionError:
+        raise PayloadTooLarge(f"value: deeper than Python can follow; {limits.depth} levels may be") from None
+    if len(skeleton) > limits.skeleton:
+        raise PayloadTooLarge(f"value: a skeleton of {len(skeleton)} bytes, where {limits.skeleton} may be")
+    return Encoded(skeleton, packer.size, packer.buffers)
+
+
+def decode(
+    skeleton: Buffer, arena: Buffer | None = None, limits: Limits = LIMITS, *, copy: bool, own: bool = False
+) -> Any:
+    """Return the value that was encoded; raises `CodecError`, and nothing else, whatever bytes come in.
+
+    With `copy`, arrays own their memory and can be written: one copy of the arena, which all of
+    them share and keep alive.  Without it they are views of the arena, for reading only, and tensors,
+    which cannot be that, are copies.  With `own` the caller hands the arena over: arrays and tensors
+    are views of it that can be written (of a copy, where it is for reading only or not aligned).
+    """
+    if len(skeleton) > limits.skeleton:
+        raise PayloadTooLarge(f"a skeleton of {len(skeleton)} bytes, where {limits.skeleton} may be")
+    try:
+        value = _DECODER.decode(skeleton)
+        if type(value) in PLAIN:
+            return value
+        return Unpacker(limits, arena, copy=copy, own=own).unpack(value)
+    except CodecError:
+        raise
+    except Exception as error:
+        # Any: msgpack, numpy, torch, hashing and a class's own __init__ fail in ways of their own.
+        raise CodecError(f"a message that cannot be read: {type(error).__name__}: {error}") from error

@@ -1,0 +1,95 @@
+"""Where threads of a task wait for what other threads, or other processes, bring."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from engine.errors import Abandoned, DeadlineExceeded, Finishing, UsageError
+
+T = TypeVar("T")
+
+# A signal handler that runs between a check and a wait cannot wake that wait: look again this often.
+_LOOK_AGAIN_SECONDS = 0.1
+
+
+def check_timeout(timeout: float | None, what: str) -> float | None:
+    """Return `timeout`; raise `UsageError` for what is no number of seconds."""
+    if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
+        raise UsageError(f"{what} takes timeout= in seconds, at least 0, or None, not {timeout!r}")
+    return timeout
+
+
+class Gate:
+    """One lock and condition for everything that a bus keeps, and the rules of waiting for it.
+
+    Every wait ends: by what it waits for, by its deadline, when the run has failed or the network
+    broke, and where it is asked to, when the task is finishing.  The thread that runs the task
+    answers calls while it waits, so that two tasks which call each other cannot lock.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.finishing: Callable[[], bool] = _no
+        self.failed: Callable[[], bool] = _no
+        self.broken: BaseException | None = None
+        self.runner: int | None = None
+        """The thread that runs the task, while one does."""
+        self.answer: Callable[[], bool] = _no
+        """Answers one call that waits for the task's thread; False if none does."""
+
+    def wake(self) -> None:
+        """Let everybody look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def until(
+        self,
+        ready: Callable[[], T | None],
+        timeout: float | None,
+        late: Callable[[], str],
+        *,
+        what: str,
+        finishing: bool | None = None,
+    ) -> T:
+        """Return what `ready`, which is asked with the lock held, returns first that is not None.
+
+        Raises `DeadlineExceeded` with the words of `late` after `timeout` seconds, and `Finishing`
+        when the task is finishing, if `finishing` (by default where there is no timeout).
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ends = deadline is None if finishing is None else finishing
+        mine = self.runner == threading.get_ident()
+        first = True
+        while True:
+            with self.changed:
+                found = ready()
+                if found is not None:
+                    return found
+            # Without the lock: whoever is asked may wait for other threads, which may need it.
+            if mine and self.answer():
+                continue
+            if self.failed():
+                raise Abandoned(f"the run has failed; the wait for {what} ends")
+            if ends and self.finishing():
+                raise Finishing(f"the task is finishing; the wait for {what} ends")
+            if self.broken is not None:
+                raise self.broken
+            left = _LOOK_AGAIN_SECONDS
+            if deadline is not None:
+                left = min(left, deadline - time.monotonic())
+                if left <= 0 and not first:
+                    raise DeadlineExceeded(late())
+            first = False
+            with self.changed:
+                found = ready()
+                if found is not None:
+                    return found
+                if left > 0:
+                    self.changed.wait(left)
+
+
+def _no() -> bool:
+    return False

@@ -1,0 +1,105 @@
+"""Who belongs to a run: the book that one process, the hub, keeps for all.  Pure.
+
+The hub alone decides who is in and who is lost; everybody else is told, in one order.  An
+incarnation that was declared lost stays out for good: what it may still send is nobody's, and a
+process that takes its place joins as a new one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.bus.message import VERSION, Changed, Gone, Hello, Member, Refused, Welcome
+from engine.errors import did_you_mean
+
+MOST_MEMBERS = 1024
+
+_ROLE = re.compile(r"[a-z][a-z0-9]*")
+
+
+class Hub:
+    """Lets members in, and remembers who is there and who is gone."""
+
+    def __init__(self, run: str, me: Member, roles: Iterable[str] = ()) -> None:
+        self.run = run
+        self.roles = sorted(roles)
+        """The roles that may join; none listed: any."""
+        self.members: dict[str, Member] = {me.id: me}
+        self.gone: dict[str, str] = {}
+        self.finish: str | None = None
+        """Why every task of the run is asked to finish; None while they are not."""
+
+    def hello(self, hello: Hello) -> tuple[Welcome | Refused, Changed | None]:
+        """Return the answer to somebody who wants to join, and what to tell the others if he is new.
+
+        Asking again is answered again: the first answer may have been lost.
+        """
+        member = hello.member
+        if member.id in self.members:
+            return self._welcome(self.members[member.id]), None
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            return Refused(refusal), None
+        name = member.name or self._free_name(member.role)
+        member = msgspec.structs.replace(member, name=name, on=[], serves=[], consumes={}, ready=False)
+        self.members[member.id] = member
+        return self._welcome(member), Changed(member)
+
+    def changed(self, sender: str, member: Member) -> Changed | None:
+        """Take over what a member says of itself; None where it is no member, or speaks for another."""
+        known = self.members.get(sender)
+        if known is None or member.id != sender:
+            return None
+        mine = msgspec.structs.replace(
+            member, name=known.name, role=known.role, address=known.address, report=known.report
+        )
+        self.members[sender] = mine
+        return Changed(mine)
+
+    def remove(self, id: str, cause: str, *, left: bool) -> Gone | None:
+        """Strike a member off for good; None where it is none."""
+        member = self.members.pop(id, None)
+        if member is None:
+            return None
+        self.gone[id] = cause
+        return Gone(id, cause, left)
+
+    def named(self, name: str) -> Member | None:
+        """Return the member of that name, if it is there."""
+        return next((member for member in self.members.values() if member.name == name), None)
+
+    def _refusal(self, hello: Hello) -> str | None:
+        member = hello.member
+        if hello.run != self.run:
+            return f"this is run {self.run!r}, not {hello.run!r}"
+        if hello.version != VERSION:
+            return f"the hub speaks version {VERSION} of the protocol, the newcomer version {hello.version}"
+        if member.id in self.gone:
+            return f"this incarnation was declared lost: {self.gone[member.id]}"
+        if not _ROLE.fullmatch(member.role):
+            return f"{member.role!r} is no role: a role is one word of small letters and digits"
+        if self.roles and member.role not in self.roles:
+            return (
+                f"this run has no role {member.role!r}{did_you_mean(member.role, self.roles)}; "
+                f"it has {', '.join(self.roles)}"
+            )
+        if member.name and not re.fullmatch(rf"{member.role}(_[a-z0-9]+)+", member.name):
+            return f"a {member.role} is named like '{member.role}_0', not {member.name!r}"
+        if member.name and self.named(member.name) is not None:
+            return f"{member.name} is taken: a process of that name is in the run"
+        if len(self.members) >= MOST_MEMBERS:
+            return f"the run has {MOST_MEMBERS} members already"
+        return None
+
+    def _free_name(self, role: str) -> str:
+        taken = {member.name for member in self.members.values()}
+        number = 0
+        while f"{role}_{number}" in taken:
+            number += 1
+        return f"{role}_{number}"
+
+    def _welcome(self, member: Member) -> Welcome:
+        return Welcome(self.run, member.name, self.roles, list(self.members.values()), self.finish)

@@ -1,0 +1,177 @@
+"""Methods that a process serves, and the threads that they run on."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from engine.bus.message import Failure
+from engine.errors import EngineError, NoSuchService, Overloaded, PeerLost, RemoteError, UsageError
+
+log = logging.getLogger(__name__)
+
+Where: TypeAlias = Literal["task", "service", "inline"]
+
+MOST_WAITING = 256
+"""Calls that wait for one thread; more are refused at once."""
+
+_TRACEBACK_CHARACTERS = 16_000
+
+
+@dataclass(eq=False, slots=True)
+class Served:
+    """A call to answer: ``load`` gives its arguments, ``finish`` takes the result or the error."""
+
+    caller: str
+    number: int
+    method: str
+    deadline: float
+    load: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+    finish: Callable[[Any, BaseException | None], None]
+    cancelled: bool = False
+
+
+@dataclass(eq=False)
+class _Service:
+    method: str
+    handler: Callable[..., Any]
+    where: Where
+
+
+@dataclass(eq=False)
+class Services:
+    """The table of what is served, and the calls that wait for the task's thread or the service thread."""
+
+    services: dict[str, _Service] = field(default_factory=dict)
+    for_task: deque[Served] = field(default_factory=deque)
+    _for_service: deque[Served] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _closed: bool = False
+
+    def add(self, method: str, handler: Callable[..., Any], where: Where) -> None:
+        """Serve a method from now on; raises `UsageError` for one that is served already."""
+        if not callable(handler):
+            raise UsageError(f"what serves {method!r} must be callable, not {type(handler).__name__}")
+        if where not in ("task", "service", "inline"):
+            raise UsageError(f"serve takes thread='task', 'service' or 'inline', not {where!r}")
+        if method in self.services:
+            raise UsageError(f"{method!r} is served already; unserve it first")
+        self.services[method] = _Service(method, handler, where)
+
+    def accept(self, call: Served) -> bool:
+        """Let a call wait for its thread, or answer it here; True if it waits for the task's thread."""
+        service = self.services.get(call.method)
+        if service is None:
+            call.finish(None, NoSuchService(f"{call.method!r} is not served here (any more)"))
+            return False
+        if service.where == "inline":
+            self.answer(call)
+            return False
+        queue = self.for_task if service.where == "task" else self._for_service
+        if len(queue) >= MOST_WAITING:
+            call.finish(None, Overloaded(f"{MOST_WAITING} calls wait here already"))
+            return False
+        if service.where == "task":
+            queue.append(call)
+            return True
+        with self._changed:
+            queue.append(call)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._serve, name="engine-service", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return False
+
+    def answer(self, call: Served) -> None:
+        """Run a call's handler here, unless nobody waits for it any more."""
+        if call.cancelled or time.monotonic() > call.deadline:
+            return
+        service = self.services.get(call.method)
+        if service is None:
+            call.finish(None, NoSuchService(f"{call.method!r} is not served here (any more)"))
+            return
+        try:
+            args, kwargs = call.load()
+            result = service.handler(*args, **kwargs)
+        except Exception as error:
+            call.finish(None, error)
+        except BaseException as error:
+            call.finish(None, error)
+            raise
+        else:
+            call.finish(result, None)
+
+    def cancel(self, caller: str, number: int) -> None:
+        """Nobody waits for a call any more."""
+        for queue in (self.for_task, self._for_service):
+            for call in list(queue):
+                if call.caller == caller and call.number == number:
+                    call.cancelled = True
+
+    def close(self) -> None:
+        """Answer no more; the service thread ends after what it is at."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2.0)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._for_service and not self._closed:
+                    self._changed.wait(1.0)
+                if self._closed:
+                    return
+                call = self._for_service.popleft()
+            self.answer(call)
+
+
+def failure_of(number: int, error: BaseException) -> Failure:
+    """Return an error as it travels: type, message, and the traceback as text."""
+    refused = isinstance(error, NoSuchService | Overloaded) and error.__traceback__ is None
+    text = "" if refused else "".join(traceback.format_exception(error))
+    kind = type(error).__name__
+    return Failure(number, kind[:200], str(error)[:10_000], text[-_TRACEBACK_CHARACTERS:], refused)
+
+
+def error_of(failure: Failure, method: str, server: str) -> Exception:
+    """Return the error that a failed call raises here."""
+    if failure.kind == "PeerLost":
+        return PeerLost(
+            f"{method!r} was not answered: {failure.message}", peer=failure.traceback, cause=failure.message
+        )
+    if failure.refused:
+        kind = {"NoSuchService": NoSuchService, "Overloaded": Overloaded}.get(failure.kind, EngineError)
+        return kind(failure.message)
+    builtin = getattr(builtins, failure.kind, None)
+    kinds: tuple[type, ...] = (RemoteError,)
+    if failure.kind in _REVIVED and isinstance(builtin, type):
+        kinds = (RemoteError, builtin)
+    where = f" at {server}" if server else ""
+    message = f"{method!r} failed{where}: {failure.kind}: {failure.message}"
+    error: Exception = type("RemoteError", kinds, {})(message, kind=failure.kind, peer=server)
+    if failure.traceback:
+        error.add_note(f"traceback{where}:\n{failure.traceback.rstrip()}")
+    return error
+
+
+# Types of Python's own that a remote error may also be; their constructors take any one argument.
+_REVIVED = frozenset(
+    kind.__name__
+    for kind in (
+        *(ArithmeticError, AssertionError, AttributeError, BufferError, ConnectionError, EOFError),
+        *(FileNotFoundError, IndexError, KeyError, LookupError, MemoryError, NameError),
+        *(NotImplementedError, OSError, OverflowError, PermissionError, RuntimeError, StopIteration),
+        *(TimeoutError, TypeError, ValueError, ZeroDivisionError),
+    )
+)

@@ -1,0 +1,86 @@
+"""What carries frames between processes: the contract that every transport keeps.
+
+A transport belongs to one thread, the bus's own, except for `wake`.  Its links are one-way: what
+a peer sends comes in at the inbox, what goes to a peer leaves by a connection of its own.  It may
+lose what is under way when a connection breaks; `engine.bus.link` repairs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+Frame: TypeAlias = bytes | memoryview
+
+CONTROL, BULK = 0, 1
+"""Lanes: small frames in a hurry, and large ones, which must not stand in their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Frames that a peer sent, in order within its lane."""
+
+    peer: str
+    lane: int
+    frames: Sequence[Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """The connection to a peer is established."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The connection to a peer broke, or could not be made; the transport goes on trying.
+
+    ``refused`` says that nobody listens there (any more).
+    """
+
+    peer: str
+    cause: str
+    refused: bool = False
+
+
+Arrival: TypeAlias = Received | Up | Down
+
+
+class Transport(Protocol):
+    """Carries frames to peers and from them."""
+
+    me: str
+    """The name of this incarnation, like ``collector_1:9f3c2a1b``; peers see it as the sender."""
+
+    def start(self, me: str) -> str:
+        """Open the inbox; return the address by which others reach it."""
+        ...
+
+    def connect(self, peer: str, address: str) -> None:
+        """Begin to connect to a peer, both lanes; nothing happens where that was asked before."""
+        ...
+
+    def disconnect(self, peer: str) -> None:
+        """Let go of the connection to a peer and of what waits in it."""
+        ...
+
+    def send(self, peer: str, lane: int, frames: Sequence[Frame]) -> bool:
+        """Send without waiting; False where nothing was taken: not connected, or too much waits already.
+
+        What memoryviews show may not change until the peer has acknowledged the frames.
+        """
+        ...
+
+    def poll(self, timeout: float) -> list[Arrival]:
+        """Return what came, waiting at most `timeout` seconds for the first; `wake` ends the wait."""
+        ...
+
+    def wake(self) -> None:
+        """Let `poll` return; from any thread."""
+        ...
+
+    def close(self, linger: float = 0.5) -> None:
+        """Send what waits for at most `linger` seconds, then let go of everything."""
+        ...
