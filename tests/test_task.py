@@ -629,7 +629,7 @@ def test_a_waiting_thread_gets_an_event_that_a_boundary_delivers_first() -> None
     waiting = threading.Thread(target=lambda: got.append(bus.wait_for("a_b", timeout=None)))
     waiting.start()
     assert registered.wait(30)
-    with bus._changed:  # the thread cannot wake before the boundary
+    with bus._gate.changed:  # the thread cannot wake before the boundary
         bus.emit("a_b", 1)
         bus.deliver()
     waiting.join(30)

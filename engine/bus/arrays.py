@@ -24,14 +24,15 @@ ALIGNMENT = 64
 REFUSED = (TypeError, ValueError, OverflowError, RuntimeError, RecursionError)
 """What numpy and torch raise for data and forms that they cannot take (NotImplementedError among them)."""
 
-_NAME = re.compile(r"[<>|=][?biufcmM](\d{1,2})(\[\d{0,9}[A-Za-zμ]{1,7}\])?")
+# Dates without a unit are left out: numpy can hold them and not print them.
+_UNIT = r"\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]"
+_NAME = re.compile(rf"[<>|](?:[biufc]\d{{1,2}}|m8(?:{_UNIT})?|M8{_UNIT})")
 _MAX_DIMENSIONS = 64
 _MAX_NESTING = 8
 
 # Numbers that torch has and numpy has not travel as integers of the same size.
 _CARRIERS = {
     "bfloat16": "int16",
-    "complex32": "int32",
     "float8_e4m3fn": "uint8",
     "float8_e4m3fnuz": "uint8",
     "float8_e5m2": "uint8",
@@ -55,7 +56,7 @@ def form_of(dtype: np.dtype[Any], depth: int = 0) -> Form:
             fields = [dtype.fields[name] for name in dtype.names]
             forms = [form_of(field[0], depth + 1) for field in fields]
             return ["with", list(dtype.names), forms, [field[1] for field in fields], dtype.itemsize]
-    raise TypeError("only numbers, booleans, dates and structures of them can be sent")
+    raise TypeError("only numbers, booleans, dates with a unit and structures of them can be sent")
 
 
 @lru_cache(maxsize=256)

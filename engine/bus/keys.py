@@ -80,7 +80,7 @@ def load_keys(path: Path) -> RunKeys:
         if not isinstance(found, dict) or set(found) != {one.name for one in fields(RunKeys)}:
             raise ValueError("it does not hold the four keys of a run")
         return RunKeys(**found)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no key file of a run: {error}") from None
 
 

@@ -265,6 +265,18 @@ class Network:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    def consumers_of(self, stream: str) -> list[str]:
+        """The names of those who consume a stream."""
+        members = self.router.members
+        ids = self.router.consumers.get(stream, {})
+        return sorted(members[id].name for id in list(ids) if id in members)
+
+    def server_of(self, method: str) -> str:
+        """The name of who serves a method; empty if nobody does."""
+        ids = self.router.servers.get(method, ())
+        member = self.router.members.get(ids[0]) if ids else None
+        return member.name if member is not None else ""
+
     # --- what others ask for, on the network's thread ---------------------------------------
 
     def change(self, **fields: Any) -> None:

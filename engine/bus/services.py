@@ -49,7 +49,7 @@ class _Service:
 class Services:
     """The table of what is served, and the calls that wait for the task's thread or the service thread."""
 
-    services: dict[str, _Service] = field(default_factory=dict)
+    table: dict[str, _Service] = field(default_factory=dict)
     for_task: deque[Served] = field(default_factory=deque)
     _for_service: deque[Served] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -62,13 +62,13 @@ class Services:
             raise UsageError(f"what serves {method!r} must be callable, not {type(handler).__name__}")
         if where not in ("task", "service", "inline"):
             raise UsageError(f"serve takes thread='task', 'service' or 'inline', not {where!r}")
-        if method in self.services:
+        if method in self.table:
             raise UsageError(f"{method!r} is served already; unserve it first")
-        self.services[method] = _Service(method, handler, where)
+        self.table[method] = _Service(method, handler, where)
 
     def accept(self, call: Served) -> bool:
         """Let a call wait for its thread, or answer it here; True if it waits for the task's thread."""
-        service = self.services.get(call.method)
+        service = self.table.get(call.method)
         if service is None:
             call.finish(None, NoSuchService(f"{call.method!r} is not served here (any more)"))
             return False
@@ -94,7 +94,7 @@ class Services:
         """Run a call's handler here, unless nobody waits for it any more."""
         if call.cancelled or time.monotonic() > call.deadline:
             return
-        service = self.services.get(call.method)
+        service = self.table.get(call.method)
         if service is None:
             call.finish(None, NoSuchService(f"{call.method!r} is not served here (any more)"))
             return

@@ -7,11 +7,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from engine.bus.gate import Gate
 from engine.bus.router import Arrived
-from engine.errors import Overloaded
+from engine.bus.slots import Torn
+from engine.errors import CodecError, Overloaded, UsageError
+
+if TYPE_CHECKING:
+    from engine.bus.network import Network
+    from engine.bus.values import Values
 
 WhenFull: TypeAlias = Literal["block", "drop_oldest", "error"]
 
@@ -117,3 +122,143 @@ class Stream:
                 del self.came[place]
                 return item
         return None
+
+
+class Streams:
+    """All streams of one process; `network` and `values` are None while it is alone."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.network: Network | None = None
+        self.values: Values | None = None
+        self.known: dict[str, Stream] = {}
+        self._gate, self._changed = gate, gate.changed
+
+    def get(self, name: str) -> Stream:
+        """Return a stream, made when it is first asked for."""
+        with self._changed:
+            return self.known.setdefault(name, Stream(name))
+
+    def declare(self, name: str, capacity: int | None, when_full: WhenFull) -> None:
+        """Say how many items wait, and what becomes of one more."""
+        if when_full not in ("block", "drop_oldest", "error"):
+            raise UsageError(f"when_full is 'block', 'drop_oldest' or 'error', not {when_full!r}")
+        if capacity is not None and (isinstance(capacity, bool) or capacity < 1):
+            raise UsageError(f"capacity counts items, at least 1, not {capacity!r}")
+        settings = capacity or CAPACITY, when_full
+        with self._changed:
+            stream = self.get(name)
+            if stream.declared and settings != (stream.capacity, stream.when_full):
+                raise UsageError(f"the stream {name!r} was declared with other settings already")
+            stream.capacity, stream.when_full = settings
+            stream.declared = True
+
+    def push(
+        self, name: str, value: Any, timeout: float | None, sender: str, there: Callable[[], str]
+    ) -> None:
+        """Give an item to one consumer; see `Bus.push`."""
+        stream = self.get(name)
+        stream.admit(self._gate, timeout, lambda: self._nobody_took(stream, timeout, there()))
+        network, values = self.network, self.values
+        if network is None or values is None or stream.consuming is not None:
+            with self._changed:
+                stream.put(sender, value)
+                self._changed.notify_all()
+            return
+        try:
+            body = values.snapshot(value)
+        except BaseException:
+            self.settled(name, 1)
+            raise
+        now, keep = time.monotonic(), stream.keep()
+        network.do(lambda: network.router.push(name, body, now, keep))
+
+    def _nobody_took(self, stream: Stream, timeout: float | None, there: str) -> str:
+        text = f"nobody took an item of {stream.name!r}" + (
+            "" if timeout is None else f" within {timeout:g} s"
+        )
+        network = self.network
+        consumers = [] if network is None else network.consumers_of(stream.name)
+        if consumers:
+            return f"{text}: {stream.outstanding} of {stream.capacity} wait for {', '.join(consumers)}"
+        return f"{text}: nobody consumes it; in the run are {there}"
+
+    def take(
+        self, name: str, sender: str | None, timeout: float | None, view: bool, there: Callable[[], str]
+    ) -> Taken:
+        """Take the oldest item; see `Bus.take`."""
+        stream = self.get(name)
+
+        def late() -> str:
+            who = f" of {sender}" if sender else ""
+            return f"no item of {name!r}{who} came within {timeout:g} s; in the run are {there()}"
+
+        while True:
+            item = self._gate.until(
+                lambda: stream.next(sender), timeout, late, what=f"an item of {name!r}", finishing=True
+            )
+            try:
+                return self._opened(stream, item, view)
+            except (CodecError, Torn):
+                # Nonsense, or the memory of a producer that is gone: it is off everybody's hands.
+                self._acknowledge(stream, item)
+                with self._changed:
+                    stream.dropped += 1
+
+    def _opened(self, stream: Stream, item: Waiting, view: bool) -> Taken:
+        value = item.value
+        if item.arrived is not None:
+            assert self.values is not None
+            value = self.values.view(item.arrived)[0] if view else self.values.load(item.arrived)
+        with self._changed:
+            stream.taken += 1
+        taken = Taken(value, item.sender, time.monotonic() - item.since, item.number)
+        if view:
+            taken._done = lambda: self._acknowledge(stream, item)
+        else:
+            self._acknowledge(stream, item)
+        return taken
+
+    def _acknowledge(self, stream: Stream, item: Waiting) -> None:
+        network = self.network
+        if item.arrived is None:
+            self.settled(stream.name, 1)
+        elif network is not None:
+            network.do(lambda: network.router.take(item.sender_id, stream.name, [item.number]))
+
+    def came(self, name: str, item: Waiting) -> None:
+        """An item came from a peer."""
+        with self._changed:
+            self.get(name).came.append(item)
+            self._changed.notify_all()
+
+    def settled(self, name: str, count: int) -> None:
+        """Items that were pushed here were taken, or dropped."""
+        with self._changed:
+            self.known[name].outstanding -= count
+            self._changed.notify_all()
+
+    def waiting(self, name: str) -> int:
+        """How many items came and were not taken, or were pushed here and not taken yet."""
+        with self._changed:
+            stream = self.known.get(name)
+            if stream is None:
+                return 0
+            return len(stream.came) if stream.consuming is not None else stream.outstanding
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Return the counts of every stream."""
+        with self._changed:
+            stats = {
+                name: {
+                    "outstanding": stream.outstanding,
+                    "waiting": len(stream.came),
+                    "taken": stream.taken,
+                    "dropped": stream.dropped,
+                }
+                for name, stream in self.known.items()
+            }
+        if self.network is not None:
+            for name, counts in self.network.router.counts().items():
+                stats[name] |= {"pushed": counts.pushed, "acknowledged": counts.taken}
+                stats[name]["dropped"] += counts.dropped
+        return stats

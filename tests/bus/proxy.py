@@ -7,7 +7,7 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
@@ -184,13 +184,9 @@ class Proxy:
             one.socket.close()
 
     def _reset(self) -> None:
-        for half in list(self._pairs()):
-            self.resets += 1
-            self._break(half, reset=True)
-
-    def _pairs(self) -> Iterator[Half]:
         while self._halves:
-            yield next(iter(self._halves.values()))
+            self.resets += 1
+            self._break(next(iter(self._halves.values())), reset=True)
 
     def _block(self) -> None:
         # The port stays ours: bound, but nobody listens there.

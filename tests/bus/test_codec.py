@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-import hypothesis.extra.numpy as arrays_of
 import msgspec
 import numpy as np
 import pytest
@@ -98,7 +97,7 @@ ALIGNED = np.dtype([("x", "<i2"), ("y", "<f8")], align=True)
 @pytest.mark.parametrize("length", [0, 3, 700], ids=["empty", "inline", "in the arena"])
 @pytest.mark.parametrize(
     "dtype",
-    ["?", "i1", "u2", "<i4", ">i4", ">f8", "f2", "g", "c8", ">c16", "G", "M8[ns]", "m8[25s]", ">M8[D]",
+    ["?", "i1", "u2", "<i4", ">i4", ">f8", "f2", "g", "c8", ">c16", "G", "M8[ns]", "m8[25s]", ">M8[D]", "m8",
      STRUCTURED, ALIGNED],
     ids=str,
 )  # fmt: skip
@@ -131,7 +130,7 @@ def test_an_array_of_any_layout_comes_back_in_c_order(name: str) -> None:
 
 @pytest.mark.parametrize(
     "scalar",
-    [np.float64(1.5), np.float32("nan"), np.int8(-3), np.True_, np.complex64(1j), np.datetime64("NaT"),
+    [np.float64(1.5), np.float32("nan"), np.int8(-3), np.True_, np.complex64(1j), np.datetime64("NaT", "s"),
      np.datetime64("2024-01-01", "D"), np.timedelta64(3, "ms"), np.longdouble(1) / 3,
      np.ones((), STRUCTURED)[()]],
     ids=lambda scalar: type(scalar).__name__,
@@ -141,7 +140,7 @@ def test_a_numpy_scalar_keeps_its_type(scalar: Any) -> None:
 
 
 TORCH = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "float16", "float32", "float64",
-         "complex64", "bfloat16", "float8_e4m3fn", "complex32"]  # fmt: skip
+         "complex64", "bfloat16", "float8_e4m3fn"]  # fmt: skip
 
 
 @pytest.mark.parametrize("how", [{"copy": True}, {"copy": False}, {"copy": False, "own": True}], ids=str)
@@ -240,15 +239,21 @@ keys = st.recursive(
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
     max_leaves=4,
 )
-some_arrays = arrays_of.arrays(
-    st.one_of(
-        arrays_of.boolean_dtypes(),
-        arrays_of.integer_dtypes(endianness="?"), arrays_of.floating_dtypes(endianness="?"),
-        arrays_of.complex_number_dtypes(), arrays_of.datetime64_dtypes(), arrays_of.timedelta64_dtypes(),
-    ),
-    arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=12),
-    fill=st.nothing() | st.just(0),
-)  # fmt: skip
+
+
+def array_of(dtype: str, shape: tuple[int, ...], seed: int, transposed: bool) -> np.ndarray[Any, Any]:
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    array = np.frombuffer(random.Random(seed).randbytes(size), dtype).reshape(shape)
+    return array.T if transposed else array
+
+
+some_arrays = st.builds(
+    array_of,
+    st.sampled_from(["u1", "<i2", ">i4", "<i8", "<f2", ">f4", "<f8", "c8", ">c16", "M8[us]", ">m8[D]"]),
+    st.lists(st.integers(0, 20), max_size=3).map(tuple),
+    st.integers(0, 9),
+    st.booleans(),
+)
 values = st.recursive(
     scalars | some_arrays,
     lambda inner: (
@@ -271,7 +276,7 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
 
 
 def test_buffers_are_views_that_begin_at_multiples_of_64() -> None:
-    arrays = [np.full(n, n, np.uint8) for n in (1024, 1025, 5000, 1023, 2048)]
+    arrays = [np.full(n, n % 251, np.uint8) for n in (1024, 1025, 5000, 1023, 2048)]
     encoded = encode(arrays)
     assert [offset for offset, _ in encoded.buffers] == [0, 1024, 2112, 7168]
     assert encoded.arena_size == 7168 + 2048
@@ -280,7 +285,7 @@ def test_buffers_are_views_that_begin_at_multiples_of_64() -> None:
 
 
 def test_chunks_joined_are_the_arena() -> None:
-    encoded = encode([np.full(n, n, np.uint8) for n in (1024, 1025, 5000, 100_001, 2048)])
+    encoded = encode([np.full(n, n % 251, np.uint8) for n in (1024, 1025, 5000, 100_001, 2048)])
     assert b"".join(encoded.chunks()) == arena_of(encoded)
     assert sum(map(len, encoded.chunks())) == encoded.arena_size
 
@@ -377,6 +382,7 @@ REFUSED = {
     "object array": ([np.array([None])], r"^value\[0\]: an array of object, shape \(1,\): only numbers"),
     "array of text": ([np.array(["a"])], r"an array of <U1.*; send a list of str"),
     "structured": ([np.zeros(2, [("a", "i4"), ("b", "O")])], r"^value\[0\]: an array of .*only numbers"),
+    "dates without a unit": ([np.datetime64("NaT")], r"dates with a unit"),
     "endless empty": ([np.empty((1 << 40, 0))], r"an empty array of shape \(1099511627776, 0\)"),
     "sparse": ([torch.eye(3).to_sparse()], r"^value\[0\]: a tensor whose numbers cannot be had"),
     "meta": ([torch.empty(3, device="meta")], r"^value\[0\]: a tensor whose numbers cannot be had"),
@@ -393,8 +399,8 @@ def test_what_cannot_be_sent_is_named_by_its_path(name: str) -> None:
 
 def test_a_field_that_was_never_set_is_named() -> None:
     job = Job("a")
-    del job.steps
-    with pytest.raises(CodecError, match=r"^value\.steps: a field that was never set"):
+    del job.name
+    with pytest.raises(CodecError, match=r"^value\.name: a field that was never set"):
         encode(job)
 
 
@@ -429,18 +435,18 @@ def test_more_than_the_limits_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "leaf", [np.float32(1), np.zeros(500), 1j, (), {}, Job("a"), tree.as_tree({})], ids=repr
+    ("leaf", "levels"),
+    [(np.float32(1), 0), (np.zeros(500), 0), (1j, 0), ((), 1), ({}, 1), (Job("a"), 2), (tree.as_tree({}), 1)],
+    ids=lambda value: type(value).__name__,
 )
-def test_what_was_encoded_at_the_limits_decodes_at_the_limits(leaf: Any) -> None:
-    value, levels = leaf, 6
-    for _ in range(levels):
-        value = [value]
-    limits = Limits(depth=levels + isinstance(leaf, tuple | dict | Job) + tree.is_tree(leaf))
-    encoded = encode(value, limits)
-    exact = dataclasses.replace(limits, skeleton=len(encoded.skeleton), bytes=encoded.arena_size, buffers=1)
-    assert repr(decode(encode(value, exact).skeleton, arena_of(encoded), exact, copy=True)) == repr(value)
-    with pytest.raises(PayloadTooLarge):
-        encode(value, dataclasses.replace(limits, depth=limits.depth - 1))
+def test_what_was_encoded_at_the_limits_decodes_at_the_limits(leaf: Any, levels: int) -> None:
+    encoded = encode([[[leaf]]])
+    limits = Limits(encoded.arena_size, len(encoded.buffers), 3 + levels, len(encoded.skeleton))
+    assert encode([[[leaf]]], limits) == encoded
+    (((back,),),) = decode(encoded.skeleton, arena_of(encoded), limits, copy=True)
+    assert same(tree.plain(back), tree.plain(leaf))
+    with pytest.raises(PayloadTooLarge, match="levels deep"):
+        encode([[[leaf]]], dataclasses.replace(limits, depth=2 + levels))
 
 
 # --- no bytes do harm ---------------------------------------------------------------------------
@@ -465,6 +471,9 @@ FORGED = {
     "objects": [ARRAY, "|O", [1], b"12345678"],
     "objects in fields": [ARRAY, ["with", ["a"], ["|O"], [0], 8], [1], b"12345678"],
     "a dtype of text": [ARRAY, "<U2", [1], b"12345678"],
+    "dates without a unit": [ARRAY, "<M8", [1], b"12345678"],
+    "dates of a generic unit": [ARRAY, "<M8[generic]", [1], b"12345678"],
+    "dates of an overflowing unit": [ARRAY, "<M8[999999999999999s]", [1], b"12345678"],
     "code for a dtype": [ARRAY, "i4,i4", [1], b"12345678"],
     "a dtype of lists": [ARRAY, [["a", "<i4"]], [1], b"1234"],
     "fields outside": [ARRAY, ["with", ["a"], ["<i8"], [4], 8], [1], b"12345678"],
@@ -594,7 +603,8 @@ def test_limits_hold_for_what_comes_in() -> None:
 SAMPLE = {
     "a": np.arange(600.0), "b": [torch.arange(5), torch.ones(40, 40, dtype=torch.bfloat16)],
     "c": (1, {2}, 2**70, 1j), "d": Job("x", np.zeros(3, STRUCTURED)), "e": datetime(2024, 1, 1),
-    "f": {(1, 2): b"x" * 2000}, "g": np.True_, "h": tree.as_tree({"x": torch.ones(3)}), "i": collections.OrderedDict(z=frozenset({1})),
+    "f": {(1, 2): b"x" * 2000}, "g": np.True_, "h": tree.as_tree({"x": torch.ones(3)}),
+    "i": collections.OrderedDict(z=frozenset({1})),
     "j": np.ones(1500, "?"),
 }  # fmt: skip
 
@@ -624,12 +634,12 @@ def test_bytes_changed_at_random_do_no_harm() -> None:
     encoded = encode(SAMPLE)
     arena = arena_of(encoded)
     refused = 0
-    for _ in range(1500):
+    for _ in range(500):
         changed = bytearray(encoded.skeleton)
         for _ in range(random_bytes.choice([1, 1, 2, 5])):
             changed[random_bytes.randrange(len(changed))] = random_bytes.randrange(256)
         refused += not decodes_or_is_refused(bytes(changed), arena)
-    assert 100 < refused < 1500
+    assert 50 < refused < 500
 
 
 def test_random_bytes_do_no_harm() -> None:

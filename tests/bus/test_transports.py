@@ -718,7 +718,7 @@ def test_closing_leaves_no_socket_no_directory_and_no_descriptor(tmp_path: Path,
     world.close()
     assert not directory.exists()
     assert not own.exists()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_directory_that_was_there_is_shared_and_stays(tmp_path: Path, worlds: Any) -> None:
@@ -756,7 +756,7 @@ def test_a_port_in_use_is_told_and_nothing_is_left(worlds: Any) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(UsageError, match=r"cannot listen at tcp://127\.0\.0\.1:.*in use"):
         ZeroMQ(tcp=taken, keys=KEYS).start("learner_0:2b")
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_only_what_nobody_uses_is_swept(tmp_path: Path, worlds: Any) -> None:

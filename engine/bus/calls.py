@@ -1,0 +1,162 @@
+"""Remote calls: those that this process makes, and those that it answers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.bus.gate import Gate
+from engine.bus.message import Call, Failure, Member
+from engine.bus.router import Arrived
+from engine.bus.services import Served, Services, error_of, failure_of
+from engine.bus.transport import Frame
+from engine.errors import CodecError, NoSuchService, did_you_mean
+
+if TYPE_CHECKING:
+    from engine.bus.network import Network
+    from engine.bus.values import Values
+
+_FOR_EVER = 365 * 24 * 3600.0
+
+
+class Calls:
+    """Makes calls and answers them; `network` and `values` are None while the process is alone."""
+
+    def __init__(self, gate: Gate, look: Callable[[], None]) -> None:
+        self.network: Network | None = None
+        self.values: Values | None = None
+        self.services = Services()
+        self._gate, self._changed, self._look = gate, gate.changed, look
+        self._replies: dict[int, Arrived | Failure] = {}
+        self._numbers = itertools.count(1)
+
+    # --- made -------------------------------------------------------------------------------
+
+    def call(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        expected: Callable[[], str],
+    ) -> Any:
+        """Call a method, here or elsewhere; see `Bus.call`."""
+        number = next(self._numbers)
+        if method in self.services.table:
+            return self._call_here(method, number, timeout, args, kwargs)
+        network, values = self.network, self.values
+        if network is None or values is None:
+            raise NoSuchService(f"nobody serves {method!r}{did_you_mean(method, self.services.table)}")
+        body = values.snapshot((args, kwargs), shared=False)
+        seconds = _FOR_EVER if timeout is None else timeout
+        call = Call(number, method, int(seconds * 1000), body.size, body.skeleton)
+        network.do(lambda: network.router.call(call, body.frames()))
+
+        def reply() -> Arrived | Failure | None:
+            return self._replies.pop(number, None)
+
+        try:
+            outcome = self._gate.until(
+                reply,
+                timeout,
+                lambda: f"{method!r} was not answered within {timeout:g} s{expected()}",
+                what=f"the answer to {method!r}",
+                finishing=False,
+            )
+        except BaseException:
+            network.do(lambda: network.router.cancel(number))
+            with self._changed:
+                self._replies.pop(number, None)
+            raise
+        if isinstance(outcome, Failure):
+            raise error_of(outcome, method, network.server_of(method))
+        assert isinstance(outcome, Arrived)
+        return values.load(outcome)
+
+    def _call_here(
+        self,
+        method: str,
+        number: int,
+        timeout: float | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        outcome: list[tuple[Any, BaseException | None]] = []
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            with self._changed:
+                outcome.append((result, error))
+                self._changed.notify_all()
+
+        deadline = time.monotonic() + (_FOR_EVER if timeout is None else timeout)
+        served = Served("", number, method, deadline, lambda: (args, kwargs), finish)
+        mine = self._gate.runner in (None, threading.get_ident())
+        if mine and self.services.table[method].where == "task":
+            self.services.answer(served)
+        elif self.services.accept(served):
+            self._look()
+        result, error = self._gate.until(
+            lambda: outcome[0] if outcome else None,
+            timeout,
+            lambda: f"{method!r} was not answered within {timeout:g} s",
+            what=f"the answer to {method!r}",
+            finishing=False,
+        )
+        if error is not None:
+            raise error
+        return result
+
+    def replied(self, number: int, outcome: Arrived | Failure) -> None:
+        """A call of ours has ended."""
+        with self._changed:
+            self._replies[number] = outcome
+            self._changed.notify_all()
+
+    # --- answered ---------------------------------------------------------------------------
+
+    def called(self, sender: Member, call: Call, arena: Sequence[Frame]) -> None:
+        """Somebody calls a method of ours; on the network's thread."""
+        network, values = self.network, self.values
+        assert network is not None
+        assert values is not None
+        router, caller, number = network.router, sender.id, call.number
+
+        def load() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            match values.load(Arrived(call.skeleton, call.size, None, arena)):
+                case (tuple() as args, dict() as kwargs):
+                    return args, kwargs
+                case _:
+                    raise CodecError(f"the call of {call.method!r} has no arguments in it")
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                try:
+                    body = values.snapshot(result, shared=False)
+                except CodecError as unsendable:
+                    error = unsendable
+                else:
+                    network.do(lambda: router.reply(caller, number, body.skeleton, body.size, body.frames()))
+                    return
+            failure = failure_of(number, error)
+            network.do(lambda: router.fail(caller, failure))
+
+        deadline = time.monotonic() + call.milliseconds / 1000
+        if self.services.accept(Served(caller, number, call.method, deadline, load, finish)):
+            self._look()
+
+    def answer(self) -> bool:
+        """Answer one call that waits for the task's thread; False if there is none."""
+        try:
+            call = self.services.for_task.popleft()
+        except IndexError:
+            return False
+        self.services.answer(call)
+        return True
+
+    def answer_all(self) -> None:
+        """Answer the calls that wait for the task's thread now."""
+        for _ in range(len(self.services.for_task)):
+            self.answer()

@@ -1,0 +1,401 @@
+"""What came for a task's handlers and is not delivered yet: events, and the latest of each state."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from engine.bus.gate import Gate
+from engine.bus.names import MISSED
+from engine.bus.router import Arrived
+from engine.bus.slots import Torn
+from engine.errors import CodecError, UnknownName, UsageError, did_you_mean, foremost
+
+Handler: TypeAlias = Callable[..., Any]
+
+MOST_PENDING = 100_000
+"""So many events of one peer may wait for a boundary; what comes then is counted, and told."""
+
+_NEWER_SECONDS = 5.0
+
+
+class Opener(Protocol):
+    """Opens what came from other processes."""
+
+    def load(self, arrived: Arrived) -> Any:
+        """Return a value of its own; raises `Torn` and `CodecError`."""
+        ...
+
+    def view(self, arrived: Arrived) -> tuple[Any, Callable[[], bool]]:
+        """Return a value where it lies, and what tells whether it still does; raises as `load`."""
+        ...
+
+    def read(self, sender_id: str, name: str, version: int) -> None:
+        """A state that was pulled was used: what is newer may be pulled."""
+        ...
+
+    def pull(self, sender_id: str, name: str) -> None:
+        """A state cannot be read any more where it was offered: have the latest sent."""
+        ...
+
+    def dropped(self) -> None:
+        """Something that came made no sense."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Letter:
+    """One event on its way to the handlers.  What came from a peer is decoded when it is wanted."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+    sender: str = ""
+    sender_id: str = ""
+    version: int = 0
+    arrived: Arrived | None = None
+    state: bool = False
+    only: Subscription | None = None  # a listener that came late and gets what the others had
+    number: int = 0
+    origin: tuple[int, int] = (0, 0)
+    queued: bool = True
+
+
+@dataclass(eq=False)
+class Subscription:
+    """A handler of an event."""
+
+    event: str
+    handler: Handler
+    once: bool
+    view: bool = False
+    live: bool = True
+
+
+@dataclass(eq=False)
+class _Wait:
+    event: str
+    found: Letter | None = None
+
+
+class Mailbox:
+    """The queue of letters, who listens to them, and who waits for one."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.pending = False
+        self.notify: Callable[[], None] | None = None
+        self.origin: Callable[[], tuple[int, int]] = anywhere
+        self.opener: Opener | None = None
+        self.subscriptions: dict[str, list[Subscription]] = {}
+        self.heard: set[str] = set()
+        """Events that were waited for: others send them only to who listens."""
+        self._gate, self._changed = gate, gate.changed
+        self._queue: deque[Letter] = deque()
+        self._number = 0
+        self._waited: dict[tuple[int, str], int] = {}
+        self._waits: list[_Wait] = []
+        self._states: dict[str, Letter] = {}  # the latest of each
+        self._pending_of: dict[str, int] = {}
+        self._missed: dict[str, int] = {}
+
+    # --- letters in -------------------------------------------------------------------------
+
+    def post(self, letter: Letter) -> None:
+        """Queue a letter for the next boundary, and wake who waits for it."""
+        with self._changed:
+            if letter.sender_id and not letter.state:
+                if not self.wanted(letter.name):
+                    return  # it was on its way when the last listener went
+                count = self._pending_of.get(letter.sender_id, 0)
+                if count >= MOST_PENDING:
+                    self._missed[letter.sender_id] = self._missed.get(letter.sender_id, 0) + 1
+                    return
+                self._pending_of[letter.sender_id] = count + 1
+            self._number += 1
+            letter.number = self._number
+            if letter.state:
+                latest = self._states.get(letter.name)
+                if latest is not None and latest.queued:
+                    latest.args, latest.arrived, latest.version = letter.args, letter.arrived, letter.version
+                    latest.sender, latest.sender_id = letter.sender, letter.sender_id
+                    latest.number, latest.origin = letter.number, letter.origin
+                    self._hand_over(latest)
+                    return
+                self._states[letter.name] = letter
+            self._enqueue(letter)
+
+    def wanted(self, name: str) -> bool:
+        """Whether anybody here listens to an event, or waited for one."""
+        return name in self.subscriptions or name in self.heard
+
+    def look(self) -> None:
+        """Have the next boundary look here."""
+        with self._changed:
+            self.pending = True
+            if self.notify is not None:
+                self.notify()
+            self._changed.notify_all()
+
+    def _enqueue(self, letter: Letter) -> None:
+        self._queue.append(letter)
+        self.pending = True
+        if self.notify is not None:
+            self.notify()
+        self._hand_over(letter)
+
+    def _hand_over(self, letter: Letter) -> None:
+        # At once: a boundary may deliver it before the waiting thread wakes.
+        for wait in self._waits:
+            if wait.event == letter.name and wait.found is None and letter.only is None:
+                wait.found = letter
+        self._changed.notify_all()
+
+    # --- listening --------------------------------------------------------------------------
+
+    def subscribe(self, one: Subscription) -> None:
+        """Add a listener; of a state it gets the latest value, also where it was delivered before."""
+        if not callable(one.handler):
+            raise UsageError(
+                f"the handler of {one.event!r} must be callable, not {type(one.handler).__name__}"
+            )
+        with self._changed:
+            self.subscriptions.setdefault(one.event, []).append(one)
+            latest = self._states.get(one.event)
+            if latest is not None and not latest.queued:
+                self._number += 1
+                again = Letter(
+                    one.event, latest.args, None, latest.sender, latest.sender_id, latest.version,
+                    latest.arrived, True, one, self._number,
+                )  # fmt: skip
+                self._enqueue(again)
+
+    def unsubscribe(self, event: str, handler: Handler | None) -> None:
+        """Take off a handler's last subscription, or without a handler all of them."""
+        with self._changed:
+            known = self.subscriptions.get(event, [])
+            gone = [one for one in known if handler is None or one.handler == handler]
+            if not gone:
+                who = "no handler" if handler is None else f"not {getattr(handler, '__name__', handler)!r}"
+                raise UnknownName(
+                    f"event {event!r} has {who} to take off{did_you_mean(event, self.subscriptions)}"
+                )
+            for one in gone if handler is None else gone[-1:]:
+                self._remove(one)
+
+    def _remove(self, one: Subscription) -> None:
+        with self._changed:
+            one.live = False
+            known = self.subscriptions.get(one.event, [])
+            if one in known:
+                known.remove(one)
+            if not known:
+                self.subscriptions.pop(one.event, None)
+
+    # --- waiting ----------------------------------------------------------------------------
+
+    def wait_for(
+        self, event: str, timeout: float | None, expected: Callable[[], str], announce: Callable[[], None]
+    ) -> Any:
+        """Return what the next letter of that name brings; see `Bus.wait_for`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            found = self._awaited(event, timeout, deadline, expected, announce)
+            try:
+                args, kwargs = self._load(found)
+            except Torn:
+                continue  # a newer one is on its way
+            if found.state:
+                self._used(found)
+            return args[0] if len(args) == 1 else args or kwargs or None
+
+    def _awaited(
+        self,
+        event: str,
+        timeout: float | None,
+        deadline: float | None,
+        expected: Callable[[], str],
+        announce: Callable[[], None],
+    ) -> Letter:
+        wait = _Wait(event)
+        with self._changed:
+            wait.found = self._unseen(event)
+            if wait.found is None:
+                self._waits.append(wait)
+        try:
+            if event not in self.heard:
+                self.heard.add(event)
+                announce()
+            found = self._gate.until(
+                lambda: wait.found,
+                None if deadline is None else max(0.0, deadline - time.monotonic()),
+                lambda: f"{self._late(event, timeout)}{expected()}",
+                what=repr(event),
+            )
+        finally:
+            with self._changed:
+                if wait in self._waits:
+                    self._waits.remove(wait)
+        with self._changed:
+            self._waited[threading.get_ident(), event] = found.number
+        return found
+
+    def _unseen(self, event: str) -> Letter | None:
+        after = self._waited.get((threading.get_ident(), event), 0)
+        latest = self._states.get(event)
+        if latest is not None:
+            return latest if latest.number > after else None
+        return next((one for one in self._queue if one.name == event and one.number > after), None)
+
+    def _late(self, event: str, timeout: float | None) -> str:
+        with self._changed:
+            known = {one.name for one in self._queue} | set(self.subscriptions)
+        near = difflib.get_close_matches(event, known - {event}, n=1)
+        hint = f"; an event {near[0]!r} is known: is that the one?" if near else ""
+        return f"no {event!r} was emitted within {timeout:g} s{hint}"
+
+    # --- boundaries -------------------------------------------------------------------------
+
+    def deliver(self, errors: list[Exception]) -> None:
+        """Call the handlers of what came until now; their errors are added to `errors`.
+
+        What handlers emit waits for the next boundary.
+        """
+        with self._changed:
+            count = len(self._queue)
+            if count > 1:
+                self._queue = deque(sorted(self._queue, key=lambda letter: letter.origin))
+        try:
+            for _ in range(count):  # one by one: an interrupt leaves the rest queued
+                with self._changed:
+                    letter = self._queue.popleft()
+                    letter.queued = False
+                    self._count_delivered(letter)
+                    listening = tuple(self.subscriptions.get(letter.name, ()))
+                for one in listening if letter.only is None else (letter.only,):
+                    if one.live:
+                        self._call(one, letter, errors)
+                if letter.state:
+                    self._used(letter)
+        finally:
+            with self._changed:
+                self.pending = bool(self._queue)
+
+    def _count_delivered(self, letter: Letter) -> None:
+        if letter.sender_id and not letter.state:
+            left = self._pending_of.pop(letter.sender_id) - 1
+            if left:
+                self._pending_of[letter.sender_id] = left
+            elif letter.sender_id in self._missed:
+                count = self._missed.pop(letter.sender_id)
+                self.post(Letter(MISSED, (), {"peer": letter.sender, "count": count}))
+
+    def _call(self, one: Subscription, letter: Letter, errors: list[Exception]) -> None:
+        if one.once:
+            self._remove(one)
+        try:
+            if one.view and letter.arrived is not None:
+                self._show(one, letter)
+            else:
+                args, kwargs = self._load(letter)
+                one.handler(*args, **kwargs)
+        except Torn:
+            # What is newer is on its way, and is delivered in its place.
+            if one.once:
+                with self._changed:
+                    one.live = True
+                    self.subscriptions.setdefault(one.event, []).append(one)
+        except CodecError as error:
+            if letter.arrived is None or self.opener is None:
+                errors.append(error)
+            else:
+                self.opener.dropped()
+        except Exception as error:
+            name = getattr(one.handler, "__qualname__", repr(one.handler))
+            error.add_note(f"raised in handler {name!r} of event {letter.name!r}")
+            errors.append(error)
+
+    def _load(self, letter: Letter) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a letter's arguments; those from elsewhere are decoded on the thread that wants them."""
+        arrived = letter.arrived
+        if arrived is None or letter.args:
+            return letter.args, letter.kwargs or {}
+        assert self.opener is not None
+        if letter.state:
+            try:
+                value = self.opener.load(arrived)
+            except Torn:
+                self.opener.pull(letter.sender_id, letter.name)
+                raise
+            with self._changed:
+                if letter.arrived is arrived:
+                    letter.args = (value,)
+            return (value,), {}
+        match self.opener.load(arrived):
+            case (tuple() as args, dict() as kwargs):
+                return args, kwargs
+            case _:
+                raise CodecError(f"event {letter.name!r} has no arguments in it")
+
+    def _show(self, one: Subscription, letter: Letter) -> None:
+        """Call a handler with a view; again with what is newer, where that overwrote it meanwhile."""
+        opener = self.opener
+        assert opener is not None
+        while True:
+            arrived = letter.arrived
+            if arrived is None:
+                one.handler(*letter.args)
+                return
+            try:
+                value, still = opener.view(arrived)
+                one.handler(value)
+                if still():
+                    return
+            except Torn:
+                pass
+            opener.pull(letter.sender_id, letter.name)
+            letter = self._newer(letter)
+
+    def _newer(self, letter: Letter) -> Letter:
+        """Wait for a newer version of a state: one is on its way, as it has overwritten this one."""
+        before = letter.arrived
+
+        def newer() -> Letter | None:
+            latest = self._states.get(letter.name)
+            return latest if latest is not None and latest.arrived is not before else None
+
+        return self._gate.until(
+            newer,
+            _NEWER_SECONDS,
+            lambda: f"version {letter.version} of {letter.name!r} was overwritten and no newer one came",
+            what=repr(letter.name),
+        )
+
+    def _used(self, letter: Letter) -> None:
+        arrived = letter.arrived
+        if self.opener is not None and arrived is not None and arrived.offer is None:
+            self.opener.read(letter.sender_id, letter.name, letter.version)
+
+
+def raise_first(errors: list[Exception]) -> None:
+    """Raise the foremost of the errors, if there is one, with the others as notes."""
+    if errors:
+        first = foremost(errors)
+        add_others(first, errors)
+        raise first
+
+
+def add_others(first: BaseException, errors: list[Exception]) -> None:
+    """Attach errors to the one that is raised."""
+    for error in errors:
+        if error is not first:
+            first.add_note(f"another handler raised {type(error).__name__}: {error}")
+
+
+def anywhere() -> tuple[int, int]:
+    """The origin of what has none: it goes first."""
+    return 0, 0
