@@ -1,0 +1,1 @@
+"""Players that learn from each other: payoffs, mixtures, matchmaking."""
