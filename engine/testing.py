@@ -101,6 +101,9 @@ class CountingActor:
     def load(self, policy: Any) -> None:
         self.version = policy.version
 
+    def take_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        self.version = version
+
 
 class CountingPolicy:
     """Learns nothing and keeps every batch; its version counts them."""
@@ -123,6 +126,9 @@ class CountingPolicy:
 
     def actor(self, generator: np.random.Generator) -> CountingActor:
         return CountingActor()
+
+    def weights(self) -> Mapping[str, Any]:
+        return {"parameters": np.full(1, self.version)}
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"version": self.version}

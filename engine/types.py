@@ -44,6 +44,10 @@ class Actor(Protocol):
         """Copy the weights and the version of the policy that made this actor."""
         ...
 
+    def take_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Copy what `Policy.weights` returned, in this process or another."""
+        ...
+
 
 class Policy(Protocol):
     """Acts and learns."""
@@ -61,6 +65,10 @@ class Policy(Protocol):
 
     def actor(self, generator: np.random.Generator) -> Actor:
         """Return a copy that collects, drawing from `generator`."""
+        ...
+
+    def weights(self) -> Mapping[str, Any]:
+        """Return what its actors act with, as numpy arrays that are good until the next `learn`."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]: ...

@@ -10,7 +10,7 @@ with other processes too, by the same verbs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.bus.calls import Calls
@@ -148,6 +148,11 @@ class Bus:
     def roles(self) -> Sequence[str]:
         """The roles of the run; none where any is allowed."""
         return self._network.roles if self._network is not None else ()
+
+    @property
+    def crew(self) -> dict[str, int]:
+        """How many processes of each role the run began with; empty where that was not said."""
+        return dict(self._network.crew) if self._network is not None else {}
 
     def declare(
         self, event: str, kind: Kind = "event", *, capacity: int | None = None, when_full: WhenFull = "block"
@@ -298,7 +303,8 @@ class Bus:
 
         With `view` its arrays are read-only and stay where they lie until `Taken.release`, which
         acknowledges it.  Raises `DeadlineExceeded`, naming who was expected, after `timeout` seconds,
-        and `Finishing` when the task is finishing meanwhile.
+        `PeerLost` where a named sender is not in the run and nothing of it waits, and `Finishing` when
+        the task is finishing meanwhile.
         """
         self._is(event, "stream")
         check_timeout(timeout, "take")
@@ -483,6 +489,7 @@ def host(
     *,
     run: str,
     roles: Iterable[str] = (),
+    crew: Mapping[str, int] | None = None,
     role: str = "launcher",
     about: dict[str, Any] | None = None,
     shared: bool = True,
@@ -490,10 +497,11 @@ def host(
     """Begin a run on this transport and return its bus; others `join` at ``bus.address``.
 
     With `roles`, only those may join, and names begin with one of them, with `role`, or with ``task``.
+    `crew` tells everybody how many of each role the run begins with.
     `shared` allows shared memory between processes of one host.
     """
     roles = {*roles, role} if roles else ()
-    return Bus.connected(transport, 0.0, shared, run=run, role=role, roles=roles, about=about)
+    return Bus.connected(transport, 0.0, shared, run=run, role=role, roles=roles, crew=crew, about=about)
 
 
 def join(

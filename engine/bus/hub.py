@@ -8,7 +8,7 @@ process that takes its place joins as a new one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -23,10 +23,14 @@ _ROLE = re.compile(r"[a-z][a-z0-9]*")
 class Hub:
     """Lets members in, and remembers who is there and who is gone."""
 
-    def __init__(self, run: str, me: Member, roles: Iterable[str] = ()) -> None:
+    def __init__(
+        self, run: str, me: Member, roles: Iterable[str] = (), crew: Mapping[str, int] | None = None
+    ) -> None:
         self.run = run
         self.roles = sorted(roles)
         """The roles that may join; none listed: any."""
+        self.crew = dict(crew or {})
+        """How many of each role the run begins with."""
         self.members: dict[str, Member] = {me.id: me}
         self.gone: dict[str, str] = {}
         self.finish: str | None = None
@@ -102,4 +106,4 @@ class Hub:
         return f"{role}_{number}"
 
     def _welcome(self, member: Member) -> Welcome:
-        return Welcome(self.run, member.name, self.roles, list(self.members.values()), self.finish)
+        return Welcome(self.run, member.name, self.roles, self.crew, list(self.members.values()), self.finish)

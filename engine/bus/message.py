@@ -62,6 +62,7 @@ class Welcome(Struct, array_like=True, tag=2):
     run: str
     name: Name
     roles: list[Name]
+    crew: dict[Name, int]
     members: list[Member]
     finish: str | None
 

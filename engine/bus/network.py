@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -175,6 +175,7 @@ class Network:
         name: str = "",
         at: str | None = None,
         roles: Iterable[str] = (),
+        crew: Mapping[str, int] | None = None,
         about: dict[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -189,8 +190,9 @@ class Network:
             self.me = Member(incarnation, name, role, self.address, facts)
             self.run = run
             self.roles: list[str] = sorted(roles)
+            self.crew = dict(crew or {})
             self.hub_id: str | None = None if at is not None else incarnation
-            self._hub = Hub(run, self.me, self.roles) if at is None else None
+            self._hub = Hub(run, self.me, self.roles, crew) if at is None else None
             self.router = Router(
                 self.me, send=self._push, backlog=self._backlog, attach=attach, inflow=receiver
             )
@@ -264,6 +266,10 @@ class Network:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    def knows(self, name: str) -> bool:
+        """Whether a member of that name is there."""
+        return any(member.name == name for member in list(self.router.members.values()))
 
     def consumers_of(self, stream: str) -> list[str]:
         """The names of those who consume a stream."""
@@ -516,7 +522,7 @@ class Network:
         peer = self._peers.pop("hub")
         self._peers[sender] = peer
         self._ids["hub"] = sender
-        self.roles = welcome.roles
+        self.roles, self.crew = welcome.roles, welcome.crew
         self.me = self.router.me = msgspec.structs.replace(self.me, name=welcome.name)
         for member in welcome.members:
             if member.id != self.me.id:

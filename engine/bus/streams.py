@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from engine.bus.gate import Gate
 from engine.bus.router import Arrived
 from engine.bus.slots import Torn
-from engine.errors import CodecError, Overloaded, UsageError
+from engine.errors import CodecError, Overloaded, PeerLost, UsageError
 
 if TYPE_CHECKING:
     from engine.bus.network import Network
@@ -192,10 +192,14 @@ class Streams:
             who = f" of {sender}" if sender else ""
             return f"no item of {name!r}{who} came within {timeout:g} s; in the run are {there()}"
 
+        def next_item() -> Waiting | None:
+            item = stream.next(sender)
+            if item is None:
+                self._check_there(sender)
+            return item
+
         while True:
-            item = self._gate.until(
-                lambda: stream.next(sender), timeout, late, what=f"an item of {name!r}", finishing=True
-            )
+            item = self._gate.until(next_item, timeout, late, what=f"an item of {name!r}", finishing=True)
             try:
                 return self._opened(stream, item, view)
             except (CodecError, Torn):
@@ -203,6 +207,13 @@ class Streams:
                 self._acknowledge(stream, item)
                 with self._changed:
                     stream.dropped += 1
+
+    def _check_there(self, sender: str | None) -> None:
+        """Raise `PeerLost` where a named sender, of whom nothing waits, is not in the run (any more)."""
+        network = self.network
+        if sender is not None and network is not None and not network.knows(sender):
+            cause = network.lost.get(sender, "it is not in the run")
+            raise PeerLost(f"nothing more comes of {sender}: {cause}", peer=sender, cause=cause)
 
     def _opened(self, stream: Stream, item: Waiting, view: bool) -> Taken:
         value = item.value

@@ -231,13 +231,15 @@ class ZeroMQ:
             self._open(link)
         except (UsageError, self._zmq.ZMQError) as error:
             # An address may come from afar: whatever it says must not stop this thread.
+            self._release(link, linger=0)
             self._tell_down(link, str(error), refused=True)
 
     def disconnect(self, peer: str) -> None:
         link = self._links.pop(peer, None)
         if link is not None:
             self._release(link, linger=0)
-            self._arrivals = deque(one for one in self._arrivals if one.peer != peer)
+            kept = (one for one in self._arrivals if isinstance(one, Received) or one.peer != peer)
+            self._arrivals = deque(kept)
 
     def send(self, peer: str, lane: int, frames: Sequence[Frame]) -> bool:
         link = self._links.get(peer)
@@ -266,7 +268,7 @@ class ZeroMQ:
         arrivals = self._arrivals
         if self._untaken:
             self._take()
-        for fd, _ in self._epoll.poll(0 if arrivals else max(timeout, 0)):
+        for fd, _ in self._epoll.poll(0 if arrivals or self._untaken else max(timeout, 0)):
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler()
@@ -569,15 +571,19 @@ class ZeroMQ:
 
     def _release(self, link: _Link, *, linger: int) -> None:
         self._stop_asking(link)
-        for out, monitor in zip(link.sockets, link.monitors, strict=True):
-            # In this order: libzmq waits for room in a monitor that nobody reads, and an open one holds
-            # up the end of the context.
+        # In this order: libzmq waits for room in a monitor that nobody reads, and an open one holds up the
+        # end of the context.
+        for out in link.sockets:
             out.disable_monitor()
+        for monitor in link.monitors:
             self._unwatch(_fd(monitor))
             monitor.close(linger=0)
+        for out in link.sockets:
             if _fd(out) in self._handlers:
                 self._unwatch(_fd(out))
             out.close(linger=linger)
+        link.sockets.clear()
+        link.monitors.clear()
 
     def _try(self, out: Socket, frames: Sequence[Frame], sizes: list[int]) -> bool:
         last = len(sizes) - 1

@@ -7,8 +7,10 @@ that is most of their time.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -68,6 +70,30 @@ class FlatParameters:
         size = torch.linalg.vector_norm(self.gradient)
         self.gradient.mul_((max_norm / (size + 1e-6)).clamp(max=1.0))
         return size
+
+    def arrays(self) -> dict[str, Any]:
+        """Return parameters and buffers as numpy arrays: views where they lie on the CPU, else copies."""
+        arrays = {"parameters": self._vector.numpy(force=True)}
+        for index, buffer in enumerate(self._buffers):
+            arrays[f"buffer_{index}"] = buffer.numpy(force=True)
+        return arrays
+
+    def load(self, arrays: Mapping[str, Any]) -> None:
+        """Copy what `arrays` of a module of the same kind returned into this one's memory.
+
+        Raises `ValueError`, and changes nothing, where names, shapes or dtypes differ.
+        """
+        mine = self.arrays()
+        wanted = {name: (array.shape, array.dtype) for name, array in mine.items()}
+        found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        if wanted != found:
+            raise ValueError(f"weights of another module: {found} where {wanted} are expected")
+        if self._vector.device.type == "cpu":
+            for name, array in arrays.items():
+                mine[name][...] = array
+            return
+        for target, name in zip([self._vector, *self._buffers], mine, strict=True):
+            target.copy_(torch.from_numpy(np.array(arrays[name])))
 
     def copy_from(self, other: FlatParameters) -> None:
         """Copy the parameters and buffers of a module of the same kind into this one's memory."""
