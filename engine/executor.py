@@ -17,7 +17,9 @@ next iteration enters.  So nothing that a station sees depends on how quick anot
 A failure is thrown, when its slot has ended, into the second halves of its own iteration.  What
 leaves them stops the line, and the other iterations in flight get `Abandoned` thrown into theirs.
 A station that asks meanwhile whether the task is finishing waits for that verdict: it sees
-neither an end that is swallowed after all nor, in a wait without a bound, no end at all.
+neither an end that is swallowed after all nor, in a wait without a bound, no end at all.  The
+verdict needs the failed iteration's second halves, which then run before those of an older
+iteration that completes in the same slot.
 """
 
 from __future__ import annotations

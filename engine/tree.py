@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from engine.errors import TreeError
@@ -35,32 +35,44 @@ def _reserved() -> frozenset[str]:
     return frozenset(name for name in dir(treetensor.Tensor) if not name.startswith("__"))
 
 
-def _leaf(value: Any, path: tuple[str, ...] = ()) -> Any:
+@cache
+def _leaves() -> tuple[Any, Any, Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the types of arrays and of tensors, and what makes tensors of arrays and of other things."""
+    import numpy as np
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value
+    # as_tensor takes arrays too, in twice the time, and copies them where torch has a default device.
+    return np.ndarray, torch.Tensor, torch.from_numpy, torch.as_tensor
+
+
+def _leaf(value: Any, path: tuple[str, ...], name: str | None = None) -> Any:
+    array, tensor, from_array, from_other = _leaves()
     try:
-        return torch.as_tensor(value)
+        if type(value) is array:
+            return from_array(value)
+        return value if isinstance(value, tensor) else from_other(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        where = ".".join(path) or "the root"
+        where = ".".join(path if name is None else (*path, name)) or "the root"
         raise TreeError(
             f"{where} holds {type(value).__name__}, which is no tensor, array or number: {error}"
         ) from None
 
 
 def _checked(data: Mapping[Any, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    # Learners that take small steps pay this with every one: paths are for errors only.
     out: dict[str, Any] = {}
-    reserved = _reserved()
-    for key, value in data.items():
-        if not isinstance(key, str):
-            where = ".".join([*path, str(key)])
-            raise TreeError(f"{where} is named by {type(key).__name__}; names in a tree are strings")
-        if key in reserved:
-            where = ".".join([*path, key])
-            raise TreeError(f"{where}: the name {key!r} would hide a method of the tree; rename it")
-        here = (*path, key)
-        out[key] = _checked(value, here) if isinstance(value, Mapping) else _leaf(value, here)
+    reserved, array = _reserved(), _leaves()[0]
+    for name, value in data.items():
+        if not isinstance(name, str):
+            where = ".".join([*path, str(name)])
+            raise TreeError(f"{where} is named by {type(name).__name__}; names in a tree are strings")
+        if name in reserved:
+            where = ".".join([*path, name])
+            raise TreeError(f"{where}: the name {name!r} would hide a method of the tree; rename it")
+        if type(value) is not array and isinstance(value, Mapping):
+            out[name] = _checked(value, (*path, name))
+        else:
+            out[name] = _leaf(value, path, name)
     return out
 
 
@@ -73,7 +85,7 @@ def as_tree(data: Any) -> Any:
     if is_tree(data):
         return data
     if not isinstance(data, Mapping):
-        return _leaf(data)
+        return _leaf(data, ())
     treetensor, create_storage = _treetensor()
     return treetensor.Tensor(create_storage(_checked(data)))
 
@@ -87,9 +99,14 @@ def check_names(names: Iterable[str]) -> None:
 
 def is_tree(data: Any) -> bool:
     """Whether `data` is a TreeTensor."""
-    kind = type(data)
+    kind: Any = type(data)
+    return _is_tree_type(kind)
+
+
+@lru_cache(maxsize=256)
+def _is_tree_type(kind: Any) -> bool:
     # The module is asked by name so that plain tensors never pay for the import.
-    return kind.__module__.startswith("treetensor.") and isinstance(data, _treetensor()[0].Tensor)
+    return kind.__module__.startswith("treetensor.") and bool(issubclass(kind, _treetensor()[0].Tensor))
 
 
 def plain(tree: Any) -> Any:

@@ -161,6 +161,55 @@ def test_torch_computes_with_the_callers_number_of_threads_in_stations_and_group
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("around", "expected"),
+    [
+        ("no_grad", (False, False)),
+        ("inference_mode", (False, True)),
+        ("enable_grad", (True, False)),
+    ],
+)
+def test_stations_and_groups_compute_in_torchs_mode_that_surrounds_the_run(
+    around: str, expected: tuple[bool, bool]
+) -> None:
+    import torch
+
+    seen: list[tuple[bool, bool]] = []
+
+    def look(ctx: Context) -> Iterator[None]:
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        yield
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+
+    def other(ctx: Context) -> None:
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+
+    def here(ctx: Context) -> None:
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+
+    with line() as task, getattr(torch, around)():
+        task.use(look, parallel(other, here)).share(seen).run(max_step=2)
+    assert set(seen) == {expected}
+    assert len(seen) == 8
+    assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == (True, False)
+
+
+def test_torchs_mode_of_one_run_is_not_that_of_the_next() -> None:
+    import torch
+
+    seen: list[bool] = []
+
+    def look(ctx: Context) -> None:
+        seen.append(torch.is_grad_enabled())
+
+    with line() as task:
+        task.use(look)
+        with torch.no_grad():
+            task.run(max_step=1)
+        task.run(max_step=1)
+    assert seen == [False, True]
+
+
 def test_first_halves_see_the_context_variables_of_the_caller() -> None:
     np = pytest.importorskip("numpy")
     seen: list[str] = []

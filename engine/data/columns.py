@@ -51,6 +51,17 @@ class Columns:
         columns._expect(0)
         return columns
 
+    def anew(self) -> Columns:
+        """Return columns of the same names, shapes and dtypes in fresh arrays."""
+        # Taking over what is known of the layout: a rollout of one step is made anew at every step.
+        fresh = object.__new__(Columns)
+        fresh._lead, fresh._batched, fresh._pick = self._lead, self._batched, self._pick
+        fresh._count, fresh._expected = self._count, self._expected
+        fresh.arrays = map_leaves(np.empty_like, self.arrays)
+        fresh.leaves = []
+        each_leaf(fresh.arrays, fresh.leaves.append)
+        return fresh
+
     def checked(self, rows: Mapping[str, Any]) -> Sequence[Array]:
         """Return the leaves of `rows` in the order of `self.leaves`.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from engine.data.columns import Columns, map_leaves
-from engine.errors import StateError, UsageError
+from engine.errors import StateError, TreeError, UsageError
 from engine.types import Arrays
 
 
 class Rollout:
     """Collect `num_steps` time rows into columns (T, B, ...).
 
-    The first row that is added decides the columns, their shapes and dtypes::
+    The first row that is added, or added after `take`, decides the columns, their shapes and dtypes::
 
         rollout.add(obs=obs, action=action, reward=reward)  # (B, ...) each; obs may be a nested dict
         if rollout.full:
@@ -24,6 +24,7 @@ class Rollout:
             raise UsageError(f"Rollout: num_steps is {num_steps}, expected at least 1")
         self.num_steps = num_steps
         self._columns: Columns | None = None
+        """The rows held; before the first of them is added, arrays like those that were handed over."""
         self._length = 0
 
     def __len__(self) -> int:
@@ -43,9 +44,17 @@ class Rollout:
         if self._length == self.num_steps:
             raise UsageError(f"the rollout is full ({self.num_steps} steps): take() it before adding more")
         held = self._columns
+        if held is not None:
+            try:
+                values = held.checked(columns)
+            except TreeError:
+                if self._length:
+                    raise
+                held = None
         if held is None:
             held = self._columns = Columns(columns, (self.num_steps,), batched=False)
-        held.write(self._length, held.checked(columns))
+            values = held.checked(columns)
+        held.write(self._length, values)
         self._length += 1
 
     def take(self) -> dict[str, Arrays]:
@@ -53,17 +62,17 @@ class Rollout:
 
         Raises `UsageError` when nothing was added.
         """
-        if self._columns is None:
+        if self._columns is None or not self._length:
             raise UsageError("the rollout is empty: add steps before take()")
         arrays, length = self._columns.arrays, self._length
-        self._columns, self._length = None, 0
+        self._columns, self._length = self._columns.anew(), 0
         if length < self.num_steps:
             return map_leaves(lambda column: column[:length], arrays)
         return arrays
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows held, as copies."""
-        if self._columns is None:
+        if self._columns is None or not self._length:
             return {"length": 0, "columns": None}
         rows = map_leaves(lambda column: column[: self._length].copy(), self._columns.arrays)
         return {"length": self._length, "columns": rows}

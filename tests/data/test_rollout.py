@@ -60,6 +60,31 @@ def test_added_rows_are_copied() -> None:
     assert rollout.take()["reward"].tolist() == [[0, 0, 0]]
 
 
+def test_after_a_take_another_kind_of_rows_may_come() -> None:
+    rollout = filled(2, 2)
+    rollout.take()
+    rollout.add(reward=np.zeros(5))
+    assert rollout.take()["reward"].shape == (1, 5)
+
+
+def test_after_a_take_nothing_is_held() -> None:
+    rollout = filled(2, 2)
+    rollout.take()
+    assert rollout.state_dict() == Rollout(2).state_dict()
+    with pytest.raises(UsageError, match="empty"):
+        rollout.take()
+
+
+def test_rows_that_are_refused_after_a_take_leave_the_rollout_as_it_was() -> None:
+    rollout = filled(2, 2)
+    rollout.take()
+    with pytest.raises(TreeError, match="'text' holds Python objects") as refused:
+        rollout.add(text=np.array(["a"], object))
+    assert refused.value.__context__ is None  # the rows before are no reason
+    rollout.add(**row(0))
+    assert len(rollout) == 1
+
+
 def test_a_part_may_be_taken() -> None:
     assert filled(5, 2).take()["reward"].shape == (2, 3)
 
