@@ -43,13 +43,6 @@ def train(target: Target, run: Run, *, progress: str) -> Run:
     return run_experiment(target.recipe, target.config, run=run, progress=progress)
 
 
-def summary(run: Run) -> str:
-    """What to tell at the end of a run."""
-    from engine.recipes.experiment import summary
-
-    return summary(run)
-
-
 def picture(target: Target, form: str) -> str:
     """Build the task and draw its pipeline as `form` says; everything it opened is closed again."""
     from engine.recipes.experiment import built

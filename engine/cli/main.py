@@ -18,6 +18,11 @@ INTERRUPTED = 130
 # name: (module:function, what `engine --help` says); a test compares it with each command's own help
 COMMANDS = {
     "run": ("engine.cli.run:run", "Train: a configuration, a script, or a recipe."),
+    "launch": ("engine.cli.launch:launch", "Train with each role in processes of its own."),
+    "worker": ("engine.cli.worker:worker", "Join a running program in one of its roles."),
+    "top": ("engine.cli.top:top", "Show the processes of a run: role, speed, lag, queues, restarts."),
+    "stop": ("engine.cli.stop:stop", "End a run after the iteration under way, as Ctrl-C does."),
+    "logs": ("engine.cli.logs:logs", "Print what the processes of a run said, in the order of time."),
     "eval": ("engine.cli.evaluate:evaluate", "Play episodes with the trained policy of a run."),
     "plot": ("engine.cli.plot:plot", "Draw learning curves of one or more runs."),
     "graph": ("engine.cli.graph:graph", "Print the pipeline that a target would run."),
@@ -32,6 +37,7 @@ EXAMPLES = """\b
 Examples:
   engine run ppo/cartpole                         train with a shipped configuration
   engine run ppo/cartpole seed=3 policy.clip=0.1  ... changed a little
+  engine launch ppo/cartpole --role collector=2   ... collectors and learner in processes
   engine eval latest --video 1                    play with what was learned
   engine plot latest                              draw the learning curve
   engine COMMAND --help                           more about one command"""

@@ -16,6 +16,7 @@ from engine.errors import UsageError
 from engine.runs.folder import Run
 from engine.runs.progress import MODES
 from engine.runs.script import handing_over
+from engine.runs.summary import summary
 
 EXAMPLES = """\b
 Examples:
@@ -107,7 +108,7 @@ def train(
     run.describe(config=target.yaml(), overrides=words)
     click.echo(f"run folder: {run.path}", err=True)
     run = experiment.train(target, run, progress=progress)
-    click.echo(experiment.summary(run))
+    click.echo(summary(run))
     return {"finished": 0, "interrupted": 130}.get(run.state, 1)
 
 

@@ -11,8 +11,6 @@ import functools
 import inspect
 import logging
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -257,33 +255,6 @@ def film(policy: Any, config: RunConfig, folder: Path, *, episodes: int, env_ste
     return paths
 
 
-def summary(run: Run) -> str:
-    """Return what to tell the user at the end of a run: the result, the files, what to try next."""
-    result = run.result
-    command = command_name()
-    reason = run.info.get("stop_reason")
-    if run.state == "interrupted" and reason == "interrupted":
-        reason = "by Ctrl-C; everything up to there is saved"
-    lines = [f"{run.state}: {reason}"]
-    if "return_mean" in result:
-        lines.append(
-            f"return  {result['return_mean']:.1f} ± {result['return_std']:.1f} "
-            f"(best policy, {result['episodes']} fresh episodes, deterministic)"
-        )
-    for label, pattern in (
-        ("policy", "policies/*"),
-        ("curve", "plots/learning_curve.png"),
-        ("video", "videos/*.mp4"),
-    ):
-        lines += [f"{label:<7} {path}" for path in sorted(run.path.glob(pattern))]
-    lines.append("next:")
-    if any(run.path.glob("policies/*")):
-        lines.append(f"  {command} eval {run.path} --episodes 100")
-    lines.append(f"  {command} plot {run.path}")
-    lines.append(f"  {command.removesuffix('engine')}tensorboard --logdir {run.path / 'tb'}")
-    return "\n".join(lines)
-
-
 def _frame(env: Any, name: str) -> Any:
     """One picture; raises EnvError for an environment that cannot draw itself."""
     try:
@@ -312,15 +283,6 @@ def _without_screen() -> Iterator[None]:
     finally:
         for name in missing:
             os.environ.pop(name, None)
-
-
-def command_name() -> str:
-    """``engine``, or its path where the shell would not find it: in an environment that is not activated."""
-    mine = Path(sys.executable).parent / "engine"
-    if shutil.which("engine") or not mine.is_file():
-        return "engine"
-    near = os.path.relpath(mine)
-    return str(mine) if near.startswith("..") else near
 
 
 def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any) -> None:

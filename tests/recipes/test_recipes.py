@@ -14,19 +14,23 @@ import torch
 
 import engine
 from engine import config as configs
+from engine.data.prioritized import PrioritizedReplay
 from engine.envs.config import EnvConfig
 from engine.envs.toy import DictEnv
 from engine.errors import ConfigError, StateError, UsageError
 from engine.middleware.recorder import Recorder
-from engine.policies.config import DQNConfig, PPOConfig
+from engine.policies.config import DQNConfig, IMPALAConfig, PPOConfig
 from engine.recipes import dqn as dqn_recipe
+from engine.recipes import impala as impala_recipe
 from engine.recipes import ppo as ppo_recipe
 from engine.recipes.config import EvaluateConfig, StopConfig
 from engine.recipes.dqn import DQNRun, dqn
-from engine.recipes.experiment import run_experiment, summary
+from engine.recipes.experiment import run_experiment
+from engine.recipes.impala import IMPALARun, impala
 from engine.recipes.ppo import PPORun, ppo
 from engine.runs.folder import Run
 from engine.runs.progress import Progress
+from engine.runs.summary import summary
 from engine.runs.trackers import TensorBoard, Trackers
 from engine.state.graph import shared
 from engine.testing import jitter
@@ -56,6 +60,24 @@ def short_dqn(
     )
 
 
+def short_prioritized(**more: Any) -> DQNRun:
+    config = short_dqn(**more)
+    prioritized = dqn_recipe.PrioritizedConfig(alpha=0.5, beta_start=0.2)
+    return msgspec.structs.replace(
+        config, train=msgspec.structs.replace(config.train, prioritized=prioritized)
+    )
+
+
+def short_impala(env: str = "CartPole-v1", num_envs: int = 8, seed: int = 3, **more: Any) -> IMPALARun:
+    return IMPALARun(
+        env=EnvConfig(id=env, num_envs=num_envs),
+        seed=seed,
+        policy=IMPALAConfig(hidden=(16,)),
+        collect=impala_recipe.CollectConfig(num_steps=32),
+        **{"evaluate": NEVER, "stop": StopConfig(env_step=500), **more},
+    )
+
+
 def trained(
     recipe: Any, config: Any, *, jitter_seed: int | None = None
 ) -> tuple[dict[str, torch.Tensor], Any]:
@@ -74,7 +96,7 @@ def trained(
 
 
 @pytest.mark.parametrize("num_envs", [1, 8])
-@pytest.mark.parametrize(("recipe", "config"), [(ppo, short_ppo), (dqn, short_dqn)])
+@pytest.mark.parametrize(("recipe", "config"), [(ppo, short_ppo), (dqn, short_dqn), (impala, short_impala)])
 def test_the_same_seed_gives_the_same_parameters_bit_for_bit(recipe: Any, config: Any, num_envs: int) -> None:
     torch.rand(3)  # whatever happened to the global generator before
     first, _ = trained(recipe, config(num_envs=num_envs))
@@ -93,10 +115,14 @@ def test_evaluating_changes_nothing_about_training() -> None:
     assert all(torch.equal(never[name], often[name]) for name in never)
 
 
-BOTH = pytest.mark.parametrize(("recipe", "config"), [(ppo, short_ppo), (dqn, short_dqn)])
+EACH = pytest.mark.parametrize(
+    ("recipe", "config"),
+    [(ppo, short_ppo), (dqn, short_dqn), (dqn, short_prioritized), (impala, short_impala)],
+    ids=["ppo", "dqn", "dqn-prioritized", "impala"],
+)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("vectorization", ["sync", "process"])
 def test_nothing_that_changes_is_in_reach_of_two_stations(
     recipe: Any, config: Any, vectorization: Any, tmp_path: Path
@@ -122,7 +148,7 @@ def test_nothing_that_changes_is_in_reach_of_two_stations(
             task.run()
 
 
-@BOTH
+@EACH
 def test_every_kept_field_is_written_by_one_station(recipe: Any, config: Any) -> None:
     kept: dict[str, Any] = {}
     writers: dict[str, set[str]] = {"collect": set(), "learn": set()}
@@ -141,7 +167,7 @@ def test_every_kept_field_is_written_by_one_station(recipe: Any, config: Any) ->
     assert writers == {"collect": {"env_step", "env_episode"}, "learn": {"train_iter"}}
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("async_mode", [False, True])
 def test_the_evaluation_that_is_due_at_the_end_of_the_budget_is_played(
     recipe: Any, config: Any, async_mode: bool
@@ -151,7 +177,7 @@ def test_the_evaluation_that_is_due_at_the_end_of_the_budget_is_played(
     assert ctx.metrics["eval/episodes"] == 2
 
 
-@BOTH
+@EACH
 def test_overlapped_runs_repeat_bit_for_bit_and_collect_no_more_than_runs_in_order(
     recipe: Any, config: Any
 ) -> None:
@@ -166,7 +192,7 @@ def test_overlapped_runs_repeat_bit_for_bit_and_collect_no_more_than_runs_in_ord
     assert (mine.total_step, mine.env_step, mine.train_iter) == (ctx.total_step, ctx.env_step, ctx.train_iter)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("vectorization", ["sync", "process"])
 def test_overlapped_numbers_do_not_depend_on_which_station_is_quicker(
     recipe: Any, config: Any, vectorization: str
@@ -183,7 +209,7 @@ def test_overlapped_numbers_do_not_depend_on_which_station_is_quicker(
         assert again.metrics == ctx.metrics
 
 
-@BOTH
+@EACH
 def test_overlapped_without_any_lag_is_in_order_bit_for_bit(recipe: Any, config: Any) -> None:
     in_order, ctx = trained(recipe, config())
     without_lag, mine = trained(recipe, config(async_mode=True, max_lag=0))
@@ -191,13 +217,14 @@ def test_overlapped_without_any_lag_is_in_order_bit_for_bit(recipe: Any, config:
     assert mine.metrics == ctx.metrics
 
 
+@pytest.mark.parametrize(("recipe", "config"), [(ppo, short_ppo), (impala, short_impala)])
 @pytest.mark.parametrize(("async_mode", "expected"), [(False, [0, 0, 0]), (True, [0, 1, 1])])
-def test_ppo_learns_from_data_as_stale_as_the_stations_are_apart(
-    async_mode: bool, expected: list[int]
+def test_fresh_data_is_as_stale_as_the_stations_are_apart(
+    recipe: Any, config: Any, async_mode: bool, expected: list[int]
 ) -> None:
     seen: list[Any] = []
-    with ppo(
-        short_ppo(async_mode=async_mode), watch=lambda policy: lambda ctx: seen.append(ctx.metrics)
+    with recipe(
+        config(async_mode=async_mode), watch=lambda policy: lambda ctx: seen.append(ctx.metrics)
     ) as task:
         task.run(max_step=3)
     assert [row["train/staleness_mean"] for row in seen] == expected
@@ -216,10 +243,22 @@ def test_max_lag_says_something_of_async_mode_alone() -> None:
 @pytest.mark.parametrize(
     "env", ["engine.envs.toy:DictEnv", "engine.envs.toy:TupleEnv", "engine.envs.toy:ContinuousTargetEnv"]
 )
-def test_ppo_runs_on_dict_tuple_and_box_spaces(env: str) -> None:
-    _, ctx = trained(ppo, short_ppo(env))
+@pytest.mark.parametrize(("recipe", "config"), [(ppo, short_ppo), (impala, short_impala)])
+def test_policy_gradients_run_on_dict_tuple_and_box_spaces(recipe: Any, config: Any, env: str) -> None:
+    _, ctx = trained(recipe, config(env))
     assert ctx.env_step >= 500
     assert np.isfinite(list(ctx.metrics.values())).all()
+
+
+def test_the_bias_of_drawing_by_priority_is_undone_fully_at_the_end_of_the_run() -> None:
+    with dqn(short_prioritized()) as task:
+        buffer = next(f.value for f in task.holdings() if isinstance(f.value, PrioritizedReplay))
+        assert buffer.beta == 0.2
+        task.run(max_step=150)
+        assert buffer.beta == pytest.approx(0.2 + 0.8 * 149 / 300)
+        task.run()
+        assert buffer.beta == pytest.approx(1.0, abs=0.01)
+        assert len(set(buffer.priorities().tolist())) > 50
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

@@ -1,0 +1,100 @@
+"""Reach a run that is going on, from another shell or machine: to look, to stop it, or to join in."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from engine.bus.bus import Bus
+from engine.bus.keys import RunKeys, load_keys
+from engine.bus.transport import Transport
+from engine.errors import UsageError
+from engine.launch.backend import Order
+from engine.launch.card import KEYS, OBSERVER, is_here, read_card
+from engine.launch.start import run_id
+from engine.launch.worker import Stopping, attend, on_signal
+from engine.runs.folder import Run
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a run is to be reached."""
+
+    run: str
+    address: str
+    keys: RunKeys | None = None
+
+    def transport(self) -> Transport:
+        """Return a transport by which its members can be reached, and reach this process."""
+        from engine.bus.zeromq import ZeroMQ
+
+        if self.keys is None:
+            return ZeroMQ(ipc=True)
+        return ZeroMQ(ipc=False, tcp=_own_host(self.address), keys=self.keys)
+
+
+def find(where: str, key_file: Path | None = None) -> Whereabouts:
+    """Return the place of ``tcp://host:port``, which takes the run's key file, or of a run of this machine.
+
+    Raises UsageError for a run that is over, is in one process, or is elsewhere.
+    """
+    if "://" in where:
+        if key_file is None:
+            raise UsageError(
+                f"{where} admits only who holds the run's keys: give --key-file, "
+                f"a copy of {KEYS} in the run's folder"
+            )
+        keys = load_keys(key_file)
+        return Whereabouts(run_id(keys), where, keys)
+    run = Run.open(where)
+    card = read_card(run)
+    if card is None:
+        raise UsageError(f"{run.path} runs in one process; `engine launch` makes runs that one can join")
+    if card.address is None or run.state != "running":
+        raise UsageError(f"{run.path} is over: {run.state}")
+    if not is_here(card):
+        raise UsageError(f"{run.path} runs on {card.host}; reach it by tcp://... and --key-file")
+    return Whereabouts(card.run, card.address)
+
+
+@contextlib.contextmanager
+def observing(place: Whereabouts, *, timeout: float = 10.0) -> Iterator[Bus]:
+    """Yield a bus in the run of `place`, of one who only asks and tells."""
+    from engine.bus.bus import join
+
+    bus = join(place.transport(), at=place.address, run=place.run, role=OBSERVER, timeout=timeout)
+    try:
+        yield bus
+    finally:
+        bus.close()
+
+
+def work_for(place: Whereabouts, role: str, *, joined: Callable[[str], None] | None = None) -> int:
+    """Join the run in a role and work until it is over, or until Ctrl-C or SIGTERM; return the exit code.
+
+    `joined` is told the name under which it is known there.
+    """
+    stopping = Stopping()
+    on_signal(stopping, signal.SIGTERM, signal.SIGINT)
+    order = Order(run=place.run, address=place.address, role=role)
+    return attend(order, place.transport(), stopping=stopping, joined=joined)
+
+
+def _own_host(address: str) -> str:
+    """The address of this machine as the one at `address` sees it; nothing is sent to find out."""
+    there = urlsplit(address)
+    if there.hostname is None or there.port is None:
+        raise UsageError(f"{address!r} lacks host or port; it looks like tcp://10.0.0.7:41233")
+    try:
+        family, *_, target = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(f"{there.hostname} cannot be reached: {error}") from None
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,484 @@
+"""Runs a plan: hosts the hub, seats the processes, watches them, and ends them all, whatever happens.
+
+The launcher holds no learner code.  Everything that happens comes to it as an event in one queue, and one
+loop decides.  A run goes through stages: ``running``; ``finishing``, when every process was asked to end in
+order; ``failed``, when something went wrong and the rest is ended.  No wait is without a bound: who has
+not joined, or not left, in time is named and ended, with SIGTERM first and SIGKILL 5 s later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from engine.bus.bus import Bus
+from engine.errors import UsageError
+from engine.launch.backend import Backend, Ended, Handle, Order
+from engine.launch.card import OBSERVER, Card
+from engine.launch.crew import Crew, Failure, Place, blame
+from engine.launch.losses import Fail, Restart, decide
+from engine.launch.plan import Plan
+from engine.runs.fleet import Fleet
+from engine.runs.folder import Run
+
+JOIN_SECONDS = 120.0
+"""So long may a process take from its start until it has joined; most of it is importing torch."""
+LEAVE_SECONDS = 4.0
+"""So long may those without whom the run can end take to leave, before they get a SIGTERM."""
+INTERRUPT_SECONDS = 30.0
+"""So long may those who record the run take to end in order after Ctrl-C."""
+KILL_SECONDS = 5.0
+"""So long after its SIGTERM a process gets a SIGKILL."""
+_NOW_SECONDS = 1.0
+_BLAME_SECONDS = 0.3  # so long the cause of a failure may come after its consequence
+_EXIT_SECONDS = 0.5  # so long a lost process may take to end by itself
+_TICK = 0.2
+
+Stage: TypeAlias = Literal["running", "finishing", "failed"]
+
+
+@dataclass(frozen=True)
+class _Event:
+    """Something that happened: its kind, to whom, and what is known of it."""
+
+    kind: Literal["joined", "left", "lost", "ended", "failed", "over", "stop", "signal", "line"]
+    seat: str = ""
+    about: Any = None
+    handle: Handle | None = None
+
+
+class Launcher:
+    """Runs one plan in a run folder, by means of one backend."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        backend: Backend,
+        run: Run,
+        display: Fleet,
+        *,
+        run_id: str,
+        join_timeout: float = JOIN_SECONDS,
+        ready: Callable[[str], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.run_id = run_id
+        self._backend = backend
+        self._run = run
+        self._display = display
+        self._join_timeout = join_timeout
+        self._ready = ready
+        self._crew = Crew(plan.roles, plan.policies, plan.seats)
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._failures: list[Failure] = []
+        self._told: dict[str, Failure] = {}
+        self._stage: Stage = "running"
+        self._reason: str | None = None
+        self._interrupts = 0
+        self._settle_at: float | None = None
+        self._progress: dict[str, Any] = {}
+        self._bus: Bus | None = None
+        self._begin = time.monotonic()
+
+    def __call__(self) -> Run:
+        """Run the program to its end; return the run.  Raises what made it fail."""
+        error: BaseException | None = None
+        try:
+            with self._signals():
+                try:
+                    self._open()
+                    self._loop()
+                except BaseException as caught:
+                    error = caught
+                finally:
+                    self._close()
+        finally:
+            if error is None and self._failures:
+                worst = blame(self._failures)
+                error = worst.error(self._reason or "")
+                for other in self._failures:
+                    if other is not worst:
+                        error.add_note(f"then {other.text()}")
+            self._tell_end(error)
+        if error is not None:
+            raise error
+        return Run.open(self._run.path)
+
+    # --- opening and closing --------------------------------------------------------------
+
+    def _open(self) -> None:
+        from engine.bus.bus import host
+
+        self._bus = bus = host(
+            self._backend.open(),
+            run=self.run_id,
+            roles=(*self.plan.roles, OBSERVER),
+            crew={role: self._crew.left(role) for role in self.plan.roles},
+        )
+        bus.watch(self._on_member)
+        for name, method in (
+            ("launcher_get_status", self.status),
+            ("launcher_get_order", self._give_order),
+            ("launcher_stop_run", self._stop_run),
+            ("launcher_end_run", self._end_run),
+            ("launcher_report_failure", self._report_failure),
+        ):
+            bus.serve(name, method, thread="service")
+        self._write_card(bus.address)
+        if self._ready is not None:
+            self._ready(bus.address)
+        for place in self._crew.places.values():
+            self._start(place)
+
+    def _close(self) -> None:
+        """End what still runs; after this nothing is left of the run but its folder."""
+        self._display.update(self.status())
+        self._display.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._write_card, None)
+            if self._bus is not None:
+                stack.callback(self._bus.close)
+            stack.callback(self._backend.close)
+
+    def _write_card(self, address: str | None) -> None:
+        Card(
+            run=self.run_id,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            program=self.plan.target.name,
+            address=address,
+            status={} if address else self.status(),
+        ).write(self._run.path)
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        """Write into run.json how the run ended, where the process that records it did not get to it."""
+        run = Run.open(self._run.path)
+        if isinstance(error, KeyboardInterrupt) or (error is not None and self._interrupts):
+            run.finish("interrupted", "interrupted at once")
+        elif error is not None:
+            if run.info["state"] != "failed":
+                run.finish("failed", str(error))
+        elif run.info["state"] == "running":
+            run.finish("interrupted" if self._interrupts else "finished", self._reason)
+
+    def _order(self, role: str, seat: str | None) -> Order:
+        assert self._bus is not None
+        return Order(
+            run=self.run_id,
+            address=self._bus.address,
+            role=role,
+            seat=seat,
+            program=self.plan.target.name,
+            config=msgspec.to_builtins(self.plan.target.config),
+            folder=str(self._run.path.resolve()),
+            path=[os.path.abspath(path) for path in sys.path if path],
+        )
+
+    # --- the loop -------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while self._crew.alive():
+            try:
+                self._handle(self._events.get(timeout=_TICK))
+                while True:
+                    self._handle(self._events.get_nowait())
+            except queue.Empty:
+                pass
+            self._tick(time.monotonic())
+            self._note_reports()
+            self._display.update_soon(self.status)
+
+    def _handle(self, event: _Event) -> None:
+        place = self._crew.places.get(event.seat)
+        if event.kind == "line":
+            self._on_line(event.seat, event.about)
+        elif event.kind == "joined":
+            self._joined(event.seat, event.about)
+        elif event.kind == "failed":
+            self._told[event.seat] = event.about
+            if place is not None and place.alive:
+                place.kill_by = time.monotonic() + KILL_SECONDS  # it only has to leave now
+        elif event.kind == "over":
+            self._finish(event.about)
+        elif event.kind == "stop":
+            self._stop(*event.about)
+        elif event.kind == "signal":
+            self._interrupted(event.about)
+        elif place is not None and event.kind == "ended":
+            if event.handle is place.handle:
+                self._ended(place, event.about)
+        elif place is not None and place.alive:
+            self._gone(place, event.about, left=event.kind == "left")
+
+    def _tick(self, now: float) -> None:
+        for place in self._crew.alive():
+            if place.due is not None and now >= place.due:
+                self._start(place)
+            if place.state == "starting" and place.join_by is not None and now >= place.join_by:
+                place.join_by = None
+                place.cause = f"did not join within {self._join_timeout:g} s"
+                self._kill(place)
+            if place.kill_by is not None and now >= place.kill_by:
+                place.kill_by = None
+                self._kill(place)
+            elif place.leave_by is not None and now >= place.leave_by:
+                place.leave_by = None
+                place.kill_by = now + KILL_SECONDS
+                if place.handle is not None:
+                    self._display.message(f"{place.seat.name} has not left yet: it gets a SIGTERM")
+                    place.handle.terminate()
+        if self._settle_at is not None and now >= self._settle_at:
+            self._settle_at = None
+            self._end_all(KILL_SECONDS)
+
+    def _start(self, place: Place) -> None:
+        name = place.seat.name
+        place.state, place.due, place.kill_by = "starting", None, None
+        place.cause, place.killed = "", False
+        place.join_by = time.monotonic() + self._join_timeout
+        handles: list[Handle] = []
+        started = threading.Event()
+
+        def on_end(how: Ended) -> None:
+            started.wait()
+            self._events.put(_Event("ended", name, how, handles[0]))
+
+        def on_line(line: str) -> None:
+            self._events.put(_Event("line", name, line))
+
+        place.handle = self._backend.start(self._order(place.seat.role, name), on_end=on_end, on_line=on_line)
+        handles.append(place.handle)
+        started.set()
+
+    # --- what happens to processes --------------------------------------------------------
+
+    def _joined(self, name: str, about: Mapping[str, Any]) -> None:
+        place = self._crew.places.get(name)
+        if place is None or not place.alive:
+            self._crew.attach(name, str(about["role"]), dict(about))
+            self._display.message(f"{name} has joined, from {about.get('host')}")
+            return
+        place.state, place.about, place.join_by = "running", dict(about), None
+
+    def _gone(self, place: Place, cause: str, *, left: bool) -> None:
+        """Somebody left the bus; what was started here has ended when its process has."""
+        if place.attached:
+            failure = self._told.pop(place.seat.name, None)
+            if left and failure is None:
+                place.state = "finished"
+                if self._stage == "running":
+                    self._display.message(f"{place.seat.name} has left")
+            else:
+                self._lose(place, failure or Failure(place.seat.name, "", f"was lost: {cause}"))
+        elif place.handle is None:
+            pass  # its end was seen before
+        elif left:
+            place.cause = "did not end after it had left the run"
+            place.kill_by = place.kill_by or time.monotonic() + KILL_SECONDS
+        elif place.kill_by is None:
+            # Struck off for good, so it can be of no use; but if it is just dying, its end says more.
+            place.cause = f"was lost: {cause}"
+            place.kill_by = time.monotonic() + _EXIT_SECONDS
+
+    def _ended(self, place: Place, how: Ended) -> None:
+        name = place.seat.name
+        place.handle = None
+        self._strike(name, how.cause)
+        failure = self._told.pop(name, None)
+        asked = self._stage != "running" and (how.code in (0, 130, -signal.SIGTERM, -signal.SIGKILL))
+        if failure is None and place.seat.role in self.plan.roles and (how.code == 0 or asked):
+            expected = how.code in (0, 130) or not self.plan.roles[place.seat.role].records
+            if expected or self._stage == "failed" or self._interrupts:
+                place.state = "lost" if how.code == -signal.SIGKILL else "finished"
+                if self._crew.over() and self._stage == "running":
+                    self._finish(f"{name} has finished")
+                self._hurry()
+                return
+        if failure is None:
+            failure = Failure.of(name, how, place.cause if place.killed and place.cause else how.cause)
+        self._lose(place, failure)
+
+    def _lose(self, place: Place, failure: Failure) -> None:
+        place.state = "lost"
+        role = self.plan.roles[place.seat.role]
+        policy = self.plan.policies[role.name]
+        left = self._crew.left(role.name)
+        if self._stage == "failed":
+            if policy.loss == "fail" or not failure.consequence:
+                self._failures.append(failure)
+            return
+        if self._stage == "finishing" and not role.records and policy.loss != "fail":
+            self._display.message(f"{failure.text()}, while the run was finishing")
+            return
+        verdict = decide(role, policy, restarts=place.restarts, left=left)
+        if failure.mistaken:
+            verdict = Fail("")
+        if isinstance(verdict, Fail):
+            self._fail(failure, verdict.why)
+        elif isinstance(verdict, Restart) and not place.attached:
+            place.restarts += 1
+            place.state, place.due = "waiting", time.monotonic() + verdict.after
+            self._warn(
+                failure, f"it is started again in {verdict.after:g} s, for the {_nth(place.restarts)} time"
+            )
+        else:
+            self._warn(failure, f"the run goes on with {left} {role.name}{'s' if left != 1 else ''}")
+
+    def _warn(self, failure: Failure, then: str) -> None:
+        self._display.message(
+            f"{failure.text()}; {then}", level="warning", traceback=failure.traceback or failure.output
+        )
+
+    def _fail(self, failure: Failure, why: str) -> None:
+        self._failures.append(failure)
+        self._stage, self._reason = "failed", why
+        self._settle_at = time.monotonic() + _BLAME_SECONDS
+
+    def _finish(self, reason: str) -> None:
+        """Ask everybody to end in order."""
+        if self._stage != "running":
+            return
+        self._stage, self._reason = "finishing", reason
+        now = time.monotonic()
+        if self._bus is not None:
+            self._bus.tell_finish(reason)
+        decisive = self._crew.decisive()
+        for place in self._crew.alive():
+            if place.state == "waiting":
+                place.state, place.due = "finished", None
+            elif place not in decisive:
+                place.leave_by = now + LEAVE_SECONDS
+            elif self._interrupts:
+                place.leave_by = now + INTERRUPT_SECONDS
+
+    def _hurry(self) -> None:
+        """Once the run is over, whoever is left must leave."""
+        if self._stage == "finishing" and self._crew.over():
+            by = time.monotonic() + LEAVE_SECONDS
+            for place in self._crew.alive():
+                place.leave_by = min(place.leave_by or by, by)
+
+    def _end_all(self, patience: float) -> None:
+        now = time.monotonic()
+        if self._bus is not None:
+            self._bus.tell_finish(self._reason or "the run has failed")
+        for place in self._crew.alive():
+            place.leave_by, place.kill_by = None, now + patience
+            if place.state == "waiting":
+                place.state = "lost"
+            elif place.handle is not None:
+                place.handle.terminate()
+
+    def _kill(self, place: Place) -> None:
+        place.killed = True
+        if place.handle is not None:
+            place.handle.kill()
+        else:
+            self._strike(place.seat.name, place.cause or "did not leave in time")
+            place.state = "lost"
+
+    def _strike(self, name: str, cause: str) -> None:
+        """Tell everybody that a process is gone, unless they know."""
+        bus = self._bus
+        if bus is not None and any(peer.name == name for peer in bus.peers()):
+            bus.declare_lost(name, cause)
+
+    # --- what it is asked for, on the bus's threads or by signals ---------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return what `engine top` shows."""
+        self._note_reports()
+        return {
+            "run": self.run_id,
+            "folder": str(self._run.path),
+            "program": self.plan.target.name,
+            "stage": self._stage,
+            "reason": self._reason,
+            "seconds": round(time.monotonic() - self._begin, 3),
+            "progress": dict(self._progress),
+            "seats": self._crew.rows(),
+        }
+
+    def _note_reports(self) -> None:
+        """Keep what each process said last of itself, for when it is gone."""
+        for peer in [] if self._bus is None else self._bus.peers():
+            place = self._crew.places.get(peer.name)
+            if place is not None and peer.report:
+                place.note(peer.report, time.monotonic())
+
+    def _on_member(self, kind: str, peer: Any, cause: str) -> None:
+        if peer.role in self.plan.roles:
+            about: Any = {**peer.about, "role": peer.role} if kind == "joined" else cause
+            self._events.put(_Event(kind, peer.name, about))  # type: ignore[arg-type]
+
+    def _on_line(self, name: str, line: str) -> None:
+        row = self._display.line(name, line)
+        if row is not None:
+            self._progress = row
+
+    def _give_order(self, role: str) -> dict[str, Any]:
+        if role not in self.plan.roles or self.plan.roles[role].records:
+            raise UsageError(f"a {role} cannot join this run from elsewhere")
+        order: dict[str, Any] = msgspec.to_builtins(self._order(role, None))
+        return order
+
+    def _stop_run(self, reason: str = "engine stop", now: bool = False) -> str:
+        self._events.put(_Event("stop", about=(reason, now)))
+        return self._stage
+
+    def _end_run(self, peer: str, reason: str) -> None:
+        self._events.put(_Event("over", peer, reason))
+
+    def _report_failure(self, peer: str, kind: str, message: str, traceback: str, code: int) -> None:
+        self._events.put(_Event("failed", peer, Failure(peer, kind, message, traceback, code=code)))
+
+    def _stop(self, reason: str, now: bool) -> None:
+        self._interrupts += 1
+        if now:
+            self._reason = reason
+            self._stage = "finishing" if self._stage == "running" else self._stage
+            self._end_all(_NOW_SECONDS)
+        else:
+            self._finish("interrupted")
+
+    def _interrupted(self, number: int) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._interrupts == 0:
+            self._display.message(
+                f"{name}: every process ends its iteration and the run is saved; once more stops at once"
+            )
+        self._stop(name, now=self._interrupts > 0)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn Ctrl-C, SIGTERM and the end of the terminal into events; restored on exit."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            self._events.put(_Event("signal", about=number))
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, asked) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _nth(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
