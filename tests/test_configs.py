@@ -18,7 +18,8 @@ EXPECTED = {
         f"ppo/{name}"
         for name in ("cartpole", "acrobot", "lunarlander", "pendulum", "mountain_car_continuous")
     ),
-    *(f"dqn/{name}" for name in ("cartpole", "acrobot", "lunarlander")),
+    *(f"dqn/{name}" for name in ("cartpole", "cartpole_prioritized", "acrobot", "lunarlander")),
+    "impala/cartpole",
 }
 
 

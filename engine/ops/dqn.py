@@ -36,26 +36,36 @@ def dqn_target(reward: Array, discount: Array, target_q: Array, online_q: Array 
     return reward + discount * best
 
 
-def dqn_loss(q: Array, action: Array, target: Array, *, huber: float | None = 1.0) -> Array:
+def dqn_loss(
+    q: Array, action: Array, target: Array, *, huber: float | None = 1.0, weight: Array | None = None
+) -> Array:
     """Return the mean loss of the errors d = q[action] - target; q (B, A), action and target (B,).
 
     With `huber` = k: d^2 / 2 up to |d| = k, and k (|d| - k / 2) beyond.  With None: d^2 / 2.
+    `weight` (B,), the importance weights of prioritised replay, multiplies each row's loss.
     """
     xp = namespace(q)
     error = xp.take_along_axis(q, action[:, None], axis=-1)[:, 0] - target
-    if huber is None:
-        return xp.mean(0.5 * error * error)
-    near = xp.clip(error, -huber, huber)
+    near = error if huber is None else xp.clip(error, -huber, huber)
     # with d beyond k, near = +-k: near (d - near / 2) is both branches at once
-    return xp.mean(near * (error - 0.5 * near))
+    loss = near * (error - 0.5 * near)
+    return xp.mean(loss if weight is None else weight * loss)
 
 
-def dqn_gradient(q: Array, action: Array, target: Array, *, huber: float | None = 1.0) -> DQNGradient:
-    """Return `dqn_loss` of the same arguments with its derivative by q: clip(d, -k, k) / B at the action."""
+def dqn_gradient(
+    q: Array, action: Array, target: Array, *, huber: float | None = 1.0, weight: Array | None = None
+) -> DQNGradient:
+    """Return `dqn_loss` of the same arguments with its derivative by q.
+
+    It is w clip(d, -k, k) / B at the action, w = 1 where there are no weights.
+    """
     xp = namespace(q)
     ones, zeros = xp.ones_like(q[0]), xp.zeros_like(q)
     chosen = action[:, None] == xp.cumulative_sum(ones, axis=0) - 1
     error = xp.where(chosen, q, zeros) @ ones - target
     near = error if huber is None else xp.clip(error, -huber, huber)
-    loss = xp.mean(near * (error - 0.5 * near))
+    losses = near * (error - 0.5 * near)
+    if weight is not None:
+        losses, near = weight * losses, weight * near
+    loss = xp.mean(losses)
     return DQNGradient(loss, xp.where(chosen, (near * (1.0 / q.shape[0]))[:, None], zeros), error)

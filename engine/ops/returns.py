@@ -17,7 +17,7 @@ gradients flow where the library has them.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import UsageError
 from engine.ops.arrays import namespace
@@ -144,6 +144,79 @@ def n_step_returns(
     for _ in range(n - 1):
         out = xp.concat([kept[:-1] + decay * out[1:], one[-1:]])
     return out
+
+
+class VTrace(NamedTuple):
+    """What V-trace teaches, each (T, ...)."""
+
+    target: Array
+    """v[t]: what the value of row t should be."""
+    advantage: Array
+    """rho[t] * (reward[t] + discount * v[t+1] - value[t]): the weight of row t's policy gradient."""
+    rho: Array
+    """min(rho_clip, ratio[t]): the clipped importance weights."""
+
+
+def vtrace(
+    log_ratio: Array,
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    discount: Any,
+    lambda_: Any = 1.0,
+    *,
+    rho_clip: float | None = 1.0,
+    c_clip: float | None = 1.0,
+    valid: Array | None = None,
+) -> VTrace:
+    """Return what actions of an older policy teach a newer one (T, ...); None clips nothing.
+
+    `log_ratio` is log pi(a|s) - log mu(a|s), mu the policy that chose the actions; `value` and
+    `next_value` are the newer one's.  With ratio = exp(log_ratio), rho = min(rho_clip, ratio) and
+    c = lambda_ * min(c_clip, ratio):
+
+    delta[t] = rho[t] * (reward[t] + discount * next_value[t] * (not terminated[t]) - value[t])
+    v[t] - value[t] = delta[t] + discount * c[t] * (not ended[t]) * (v[t+1] - value[t+1])
+
+    v[t+1] is next_value[t], or 0 where terminated, behind a row that ended an episode and behind
+    the last.  Where all ratios are 1 and nothing is clipped below 1, v is `td_lambda`; with `valid`,
+    rows where it is False get advantage 0.
+    Paper: Espeholt et al., "IMPALA: Scalable distributed deep-RL with importance weighted
+    actor-learner architectures", 2018 (https://arxiv.org/abs/1802.01561), section 4 and remark 2.
+    Raises `UsageError` when a clip is not above 0.
+    """
+    _check_shapes(
+        log_ratio=log_ratio,
+        reward=reward,
+        value=value,
+        next_value=next_value,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+    )
+    xp = namespace(value)
+    rho = _clipped_ratio(xp, log_ratio, rho_clip, "rho_clip")
+    c = rho if c_clip == rho_clip else _clipped_ratio(xp, log_ratio, c_clip, "c_clip")
+    ended = xp.logical_or(terminated, truncated)
+    if valid is not None:
+        rho = xp.where(valid, rho, 0.0)
+        ended = xp.logical_or(ended, xp.logical_not(valid))
+    bootstrap = xp.where(terminated, 0.0, next_value)
+    delta = rho * (reward + discount * bootstrap - value)
+    target = value + _solve(xp, delta, _decay(xp, ended, discount * lambda_, delta) * c)
+    following = xp.concat([xp.where(ended[:-1], bootstrap[:-1], target[1:]), bootstrap[-1:]])
+    return VTrace(target, rho * (reward + discount * following - value), rho)
+
+
+def _clipped_ratio(xp: Any, log_ratio: Array, clip: float | None, name: str) -> Array:
+    """min(clip, exp(log_ratio)), clipped before the exponential, which then cannot overflow."""
+    if clip is None:
+        return xp.exp(log_ratio)
+    if not clip > 0:
+        raise UsageError(f"vtrace: {name} is {clip}, expected above 0, or None for no clipping")
+    return xp.exp(xp.clip(log_ratio, None, math.log(clip)))
 
 
 def _decay(xp: Any, ended: Array, factor: Any, like: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,13 +14,15 @@ from torch import nn
 from engine.errors import ConfigError, EnvError, StateError, TreeError
 from engine.nets.adam import Adam
 from engine.nets.flat import FlatParameters
-from engine.policies.config import DQNConfig, PPOConfig, decayed
+from engine.policies.config import PolicyConfig, decayed
 from engine.policies.device import choose_device, leaf_map
 from engine.policies.spaces import Space, env_action, parts_of, to_arrays
 from engine.policies.trainers import trainer_of
 from engine.seeding import seed_torch, stream
 from engine.tree import check_names, plain
 from engine.types import Arrays
+
+_BUILDING = threading.Lock()
 
 
 class TorchPolicy:
@@ -31,14 +34,14 @@ class TorchPolicy:
     """
 
     algorithm: ClassVar[str]
-    config_type: ClassVar[type[PPOConfig] | type[DQNConfig]]
-    config: PPOConfig | DQNConfig
+    config_type: ClassVar[type[PolicyConfig]]
+    config: PolicyConfig
 
     def __init__(
         self,
         observation_space: Space,
         action_space: Space,
-        config: PPOConfig | DQNConfig,
+        config: PolicyConfig,
         *,
         build: Callable[[], nn.Module],
         model: nn.Module | None,
@@ -53,7 +56,8 @@ class TorchPolicy:
         self.version = 0
         self.custom_model = model is not None
         if model is None:
-            with torch.random.fork_rng(devices=[]):
+            # Torch's global generator is one for all threads, and roles may run in threads.
+            with _BUILDING, torch.random.fork_rng(devices=[]):
                 seed_torch(seed)
                 model = build()
         self.model = model.to(self.device).eval()
@@ -148,6 +152,13 @@ class TorchPolicy:
         self.version = int(state["version"])
         self._act_generator.bit_generator.state = state["generators"]["act"]
         self._shuffle_generator.bit_generator.state = state["generators"]["shuffle"]
+
+    def weights(self) -> dict[str, Any]:
+        """Return what an actor acts with as numpy arrays, for `take_weights` of an actor elsewhere.
+
+        Views of the weights, where they lie on the CPU: good until the next `learn`.
+        """
+        return self._weights.arrays()
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy named tensors into the model; raises `StateError` when names or shapes differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -11,8 +11,8 @@ Sizes = tuple[Count, ...]
 Decay = Literal["none", "linear"]
 
 
-class PPOConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Proximal policy optimization (Schulman et al. 2017)."""
+class ActorCriticConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What policies of a net with an actor and a critic share."""
 
     learning_rate: Annotated[
         float, Meta(gt=0, le=1, description="step size of Adam, at the start of the run")
@@ -23,6 +23,23 @@ class PPOConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     discount: Annotated[
         float, Meta(ge=0, le=1, description="gamma: what a reward one step later is worth")
     ] = 0.99
+    value_coef: Annotated[float, Meta(ge=0, description="weight of the value's squared error")] = 0.5
+    entropy_coef: Annotated[float, Meta(ge=0, description="weight of the entropy bonus")] = 0.0
+    max_grad_norm: Annotated[float, Meta(gt=0, description="the gradient is scaled down to this norm")] = 0.5
+    hidden: Annotated[Sizes, Meta(description="units of the hidden layers")] = (64, 64)
+    activation: Annotated[
+        Literal["tanh", "relu", "elu", "gelu", "silu"], Meta(description="between layers")
+    ] = "tanh"
+    shared: Annotated[bool, Meta(description="one trunk for policy and value in place of two nets")] = False
+    log_std_init: Annotated[
+        float, Meta(ge=-20, le=2, description="Box actions: log of the first standard deviation")
+    ] = 0.0
+    adam_epsilon: Annotated[float, Meta(gt=0, description="Adam's guard against division by zero")] = 1e-5
+
+
+class PPOConfig(ActorCriticConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Proximal policy optimization (Schulman et al. 2017)."""
+
     gae_lambda: Annotated[
         float, Meta(ge=0, le=1, description="0: one-step advantages; 1: Monte Carlo less V")
     ] = 0.95
@@ -32,9 +49,6 @@ class PPOConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     value_clip: Annotated[
         float | None, Meta(description="how far V may move from the stored value in one update; null: freely")
     ] = None
-    value_coef: Annotated[float, Meta(ge=0, description="weight of the value's squared error")] = 0.5
-    entropy_coef: Annotated[float, Meta(ge=0, description="weight of the entropy bonus")] = 0.0
-    max_grad_norm: Annotated[float, Meta(gt=0, description="the gradient is scaled down to this norm")] = 0.5
     epochs: Annotated[int, Meta(ge=1, description="passes over the batch in one update")] = 4
     minibatches: Annotated[int, Meta(ge=1, description="gradient steps in one pass")] = 4
     target_kl: Annotated[
@@ -46,18 +60,28 @@ class PPOConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     normalize_advantage: Annotated[
         bool, Meta(description="give each minibatch's advantages mean 0 and deviation 1")
     ] = True
-    hidden: Annotated[Sizes, Meta(description="units of the hidden layers")] = (64, 64)
-    activation: Annotated[
-        Literal["tanh", "relu", "elu", "gelu", "silu"], Meta(description="between layers")
-    ] = "tanh"
-    shared: Annotated[bool, Meta(description="one trunk for policy and value in place of two nets")] = False
-    log_std_init: Annotated[
-        float, Meta(ge=-20, le=2, description="Box actions: log of the first standard deviation")
-    ] = 0.0
-    adam_epsilon: Annotated[float, Meta(gt=0, description="Adam's guard against division by zero")] = 1e-5
 
     def __post_init__(self) -> None:
         _positive_or_none(value_clip=self.value_clip, target_kl=self.target_kl)
+
+
+class IMPALAConfig(ActorCriticConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Importance weighted actor-learner architecture: an actor-critic with V-trace (Espeholt et al. 2018)."""
+
+    vtrace_lambda: Annotated[
+        float, Meta(ge=0, le=1, description="0: one-step targets; 1: as far as the weights reach")
+    ] = 1.0
+    rho_clip: Annotated[
+        float | None,
+        Meta(description="largest importance weight of one step's error; null: biased by nothing, noisier"),
+    ] = 1.0
+    c_clip: Annotated[
+        float | None,
+        Meta(description="largest importance weight by which later errors reach back; null: any"),
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        _positive_or_none(rho_clip=self.rho_clip, c_clip=self.c_clip)
 
 
 class DQNConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +126,10 @@ def _positive_or_none(**values: float | None) -> None:
             raise ValueError(f"{name} must be > 0 or null, not {value}")
 
 
-def decayed(config: PPOConfig | DQNConfig, progress: float) -> float:
+PolicyConfig: TypeAlias = ActorCriticConfig | DQNConfig
+
+
+def decayed(config: PolicyConfig, progress: float) -> float:
     """Return the learning rate when a fraction `progress` of the run is done."""
     if config.learning_rate_decay == "linear":
         return config.learning_rate * (1.0 - min(max(progress, 0.0), 1.0))

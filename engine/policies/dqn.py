@@ -68,6 +68,7 @@ class DQN(TorchPolicy):
             observation_space, action_space, config, build=build, model=model, device=device, seed=seed
         )
         self.epsilon = 0.05
+        self.td_error: Any = None
         self.target = copy.deepcopy(self.model).requires_grad_(False)
         self._target_weights = flatten(self.target)
         self._forward = q_forward(self.model, self.device)
@@ -87,7 +88,9 @@ class DQN(TorchPolicy):
         """Take one gradient step on a batch; update the target net when it is due; return metrics.
 
         Columns (B, ...): obs, action, reward, next_obs, and `discount` (gamma^k, 0 where terminated) or,
-        for one-step transitions, `terminated`.  A truncated row bootstraps like any other.
+        for one-step transitions, `terminated`.  A truncated row bootstraps like any other.  A column
+        ``weight`` multiplies each row's loss.  Afterwards `td_error` (B,) holds the errors
+        q[action] - target before the step, for prioritised replay.
         """
         config, columns = self.config, self._columns(batch)
         target = self._targets(columns)
@@ -96,8 +99,11 @@ class DQN(TorchPolicy):
         (q,) = self._trainer.forward(columns["obs"])
         if self.custom_model:
             self.model.eval()
-        loss, d_q, error = dqn_gradient(q, columns["action"], target, huber=config.huber)
+        loss, d_q, error = dqn_gradient(
+            q, columns["action"], target, huber=config.huber, weight=columns.get("weight")
+        )
         norm = self._descend([d_q])
+        self.td_error = error
         self.version += 1
         if self.version % config.target_update == 0:
             self._update_target()
@@ -177,6 +183,11 @@ class DQNActor:
         """Return greedy actions (B,); draws no numbers."""
         actions: Arrays = self._forward(obs)[0].argmax(-1)
         return actions
+
+    def take_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Copy what `weights` of the policy returned, in this process or another."""
+        self._weights.load(weights)
+        self.version = version
 
     def load(self, policy: DQN) -> None:
         """Copy the policy's weights and version."""

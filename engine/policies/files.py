@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 WEIGHTS, DESCRIPTION = "policy.safetensors", "policy.json"
 _FORMAT = 1
 
-_ALGORITHMS = {"ppo": ("engine.policies.ppo", "PPO"), "dqn": ("engine.policies.dqn", "DQN")}
+_ALGORITHMS = {
+    "ppo": ("engine.policies.ppo", "PPO"),
+    "dqn": ("engine.policies.dqn", "DQN"),
+    "impala": ("engine.policies.impala", "IMPALA"),
+}
 
 
 def save_policy(policy: TorchPolicy, folder: str | Path) -> Path:
@@ -61,7 +65,7 @@ def save_policy(policy: TorchPolicy, folder: str | Path) -> Path:
 def load_policy(
     folder: str | Path, *, device: str = "cpu", seed: int = 0, model: nn.Module | None = None
 ) -> Any:
-    """Return the policy that `save_policy` wrote, ready to act: a `PPO` or a `DQN`.
+    """Return the policy that `save_policy` wrote, ready to act: a `PPO`, `DQN` or `IMPALA`.
 
     Raises `StateError` when there is none or its file is damaged, and `ConfigError` when it was trained
     with a model of the user's own, which must then be given as `model`.

@@ -38,6 +38,33 @@ class StopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be > 0 or null, not {value}")
 
 
+class ExchangeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How collectors and a learner in processes of their own work together; see docs/bus.md."""
+
+    capacity: Annotated[Count, Meta(description="items of a collector that wait for the learner")] = 2
+    patience: Annotated[
+        float, Meta(gt=0, description="seconds that one side waits for the other before the run fails")
+    ] = 120.0
+
+
+class LooseExchangeConfig(ExchangeConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For algorithms that can learn from what older weights collected."""
+
+    lockstep: Annotated[
+        bool,
+        Meta(description="each update takes one item of every collector, which waits for the new weights"),
+    ] = False
+
+
+class RowsExchangeConfig(LooseExchangeConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For algorithms that learn from replay."""
+
+    least_steps: Annotated[
+        Count,
+        Meta(description="env steps that a collector sends at once; in lockstep one iteration"),
+    ] = 32
+
+
 class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all recipes share."""
 

@@ -15,6 +15,9 @@
 
 With async_mode the two stations run at the same time, one iteration apart: the copy that acts is
 one iteration's updates older than in order.
+
+Launched in roles, many collectors fill one replay buffer (Ape-X, Horgan et al. 2018, when it is
+prioritised): they join n steps themselves, and act with the newest weights they have.
 """
 
 from __future__ import annotations
@@ -26,12 +29,20 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from engine.policies.config import DQNConfig
-from engine.recipes.config import Count, RunConfig
+from engine.recipes.config import Count, RowsExchangeConfig, RunConfig
+from engine.recipes.roles import COLLECT_AND_LEARN, COLLECTOR, LEARNER, check_roles
 
 if TYPE_CHECKING:
+    from engine.bus.bus import Bus
+    from engine.context import Middleware
+    from engine.data.replay import ReplayBuffer
+    from engine.policies.dqn import DQN
     from engine.recipes.parts import Watch
     from engine.runs.folder import Run
     from engine.task import Task
+
+
+ROLES = (COLLECTOR, LEARNER)
 
 
 class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +54,20 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     epsilon_steps: Annotated[int, Meta(ge=1, description="env steps on the way there")] = 10_000
 
 
+class PrioritizedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prioritised replay (Schaul et al. 2016)."""
+
+    alpha: Annotated[
+        float, Meta(ge=0, le=1, description="0: drawn uniformly; 1: in proportion to the errors")
+    ] = 0.6
+    beta_start: Annotated[
+        float, Meta(ge=0, le=1, description="how far the bias is undone at first; fully at the end")
+    ] = 0.4
+    epsilon: Annotated[
+        float, Meta(gt=0, description="added to every error, so that each transition can be drawn")
+    ] = 1e-6
+
+
 class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much is learned from what was collected."""
 
@@ -50,6 +75,10 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     warm_up: Annotated[int, Meta(ge=0, description="env steps before the first gradient step")] = 1_000
     updates_per_step: Annotated[float, Meta(gt=0, description="gradient steps for each env step")] = 1.0
     buffer_size: Annotated[int, Meta(ge=1, description="transitions that are remembered")] = 100_000
+    prioritized: Annotated[
+        PrioritizedConfig | None,
+        Meta(description="draw what was predicted badly more often; null: uniformly"),
+    ] = None
     threads: Annotated[Count, Meta(description="of torch; one is the quickest for small nets")] = 1
 
 
@@ -59,67 +88,114 @@ class DQNRun(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: DQNConfig = DQNConfig()
     collect: CollectConfig = CollectConfig()
     train: TrainConfig = TrainConfig()
+    exchange: RowsExchangeConfig = RowsExchangeConfig()
 
 
-def dqn(config: DQNRun, *, watch: Watch | None = None) -> Task:
-    """Return the task that trains DQN as `config` says; run it inside ``with task:``."""
+def dqn(
+    config: DQNRun,
+    *,
+    watch: Watch | None = None,
+    roles: frozenset[str] = COLLECT_AND_LEARN,
+    bus: Bus | None = None,
+) -> Task:
+    """Return the task that trains DQN as `config` says; run it inside ``with task:``.
+
+    With only one of the `roles`, the part of it that this process plays in a run of several, on its `bus`.
+    """
     from engine.context import OnlineContext
     from engine.data.n_step import NStep
-    from engine.data.replay import ReplayBuffer
     from engine.middleware.collector import Collector
     from engine.middleware.functional.anneal import anneal, measure_progress
+    from engine.middleware.functional.exchange import follow_model, publish_model, receive_rows, send_rows
     from engine.middleware.functional.explore import explore
     from engine.middleware.functional.publish import publish_weights
-    from engine.middleware.functional.push import push, push_n_step
+    from engine.middleware.functional.push import push, push_n_step, push_rows, rows_to_push
     from engine.middleware.functional.stop import stop_at_env_step
-    from engine.middleware.learner import ReplayLearner
     from engine.ops.schedules import Linear
     from engine.policies.dqn import DQN
-    from engine.recipes.parts import make_evaluator, make_training_env, set_threads, stops
+    from engine.recipes.parts import make_envs, make_evaluator, part_of, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
 
-    collect, learn = config.collect, config.train
-    set_threads(learn.threads)
-    env = make_training_env(config)
-    policy = DQN(
-        env.single_observation_space,
-        env.single_action_space,
-        config.policy,
-        device=config.device,
-        seed=config.seed,
-    )
-    actor = policy.actor(stream(config.seed, "collect"))
-    evaluator, evaluation_env = make_evaluator(policy, config)
-    buffer = ReplayBuffer(learn.buffer_size, generator=stream(config.seed, "replay"))
-    n_step = NStep(config.policy.n_step, config.policy.discount, env.num_envs)
+    check_roles(dqn, roles)
+    together = roles == COLLECT_AND_LEARN
+    collect, exchange, total = config.collect, config.exchange, config.stop.env_step
+    set_threads(config.train.threads)
+    envs = make_envs(config, roles, bus)
+    policy = DQN(*envs.spaces, config.policy, device=config.device, seed=config.seed)
+    actor = policy.actor(stream(config.seed, "collect", part_of(bus)))
+    task = Task(OnlineContext(), bus=bus, async_mode=config.async_mode, max_lag=config.max_lag)
+    task.own(*envs.present)
+    lockstep, patience, capacity = exchange.lockstep, exchange.patience, exchange.capacity
+    n_step = None
+    if config.policy.n_step > 1:
+        n_step = NStep(config.policy.n_step, config.policy.discount, config.env.num_envs)
 
-    task = Task(OnlineContext(), async_mode=config.async_mode, max_lag=config.max_lag)
-    task.own(env, evaluation_env)
-    task.use(
-        measure_progress(total_env_steps=config.stop.env_step),
-        explore(actor, Linear(collect.epsilon_start, collect.epsilon_end, collect.epsilon_steps)),
-        Collector(actor, env, num_steps=collect.num_steps),
-        stop_at_env_step(config.stop.env_step),
-        name="collect",
-    )
-    task.use(
-        anneal(policy),
-        push(buffer) if config.policy.n_step == 1 else push_n_step(buffer, n_step),
-        ReplayLearner(
-            policy,
-            buffer,
-            batch_size=learn.batch_size,
-            warm_up=learn.warm_up,
-            updates_per_step=learn.updates_per_step,
-        ),
-        publish_weights(policy, actor, task.bus),
-        evaluator,
-        *stops(config.stop),
-        *([] if watch is None else [watch(policy)]),
-        name="learn",
-    )
+    if envs.training is not None:
+        task.use(
+            *([] if together else [follow_model(actor, task.bus, lockstep=lockstep, timeout=patience)]),
+            measure_progress(total_env_steps=total),
+            explore(actor, Linear(collect.epsilon_start, collect.epsilon_end, collect.epsilon_steps)),
+            Collector(actor, envs.training, num_steps=collect.num_steps),
+            stop_at_env_step(total)
+            if together
+            else send_rows(
+                actor,
+                task.bus,
+                rows_to_push(n_step),
+                least_steps=1 if lockstep else exchange.least_steps,
+                capacity=capacity,
+                timeout=patience,
+            ),
+            name="collect",
+        )
+    if envs.evaluation is not None:
+        buffer, learner = _replay(config, policy)
+        store = push(buffer) if n_step is None else push_n_step(buffer, n_step)
+        if not together:
+            store = push_rows(buffer)
+            task.use(
+                measure_progress(total_env_steps=total),
+                receive_rows(policy, task.bus, lockstep=lockstep, capacity=capacity, timeout=patience),
+                stop_at_env_step(total),
+                name="receive",
+            )
+        task.use(
+            anneal(policy),
+            store,
+            *learner,
+            publish_weights(policy, actor, task.bus) if together else publish_model(policy, task.bus),
+            make_evaluator(policy, config, envs.evaluation),
+            *stops(config.stop),
+            *([] if watch is None else [watch(policy)]),
+            name="learn",
+        )
     return task
+
+
+def _replay(config: DQNRun, policy: DQN) -> tuple[ReplayBuffer, list[Middleware]]:
+    """Return the buffer, and what learns from it: uniformly or by priority."""
+    from engine.data.prioritized import PrioritizedReplay
+    from engine.data.replay import ReplayBuffer
+    from engine.middleware.functional.priorities import anneal_importance
+    from engine.middleware.learner import ReplayLearner
+    from engine.middleware.prioritized import PrioritizedLearner
+    from engine.ops.schedules import Linear
+    from engine.seeding import stream
+
+    learn, draws = config.train, stream(config.seed, "replay")
+    size, warm_up, ratio = learn.batch_size, learn.warm_up, learn.updates_per_step
+    if learn.prioritized is None:
+        buffer = ReplayBuffer(learn.buffer_size, generator=draws)
+        return buffer, [
+            ReplayLearner(policy, buffer, batch_size=size, warm_up=warm_up, updates_per_step=ratio)
+        ]
+    alpha, beta, epsilon = learn.prioritized.alpha, learn.prioritized.beta_start, learn.prioritized.epsilon
+    ranked = PrioritizedReplay(learn.buffer_size, generator=draws, alpha=alpha, beta=beta, epsilon=epsilon)
+    return ranked, [
+        anneal_importance(ranked, Linear(beta, 1.0, 1.0)),
+        PrioritizedLearner(policy, ranked, batch_size=size, warm_up=warm_up, updates_per_step=ratio),
+    ]
 
 
 def train(

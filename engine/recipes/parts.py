@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -19,13 +19,23 @@ from engine.middleware.functional.stop import (
 from engine.recipes.config import RunConfig, StopConfig
 from engine.seeding import stream
 
+if TYPE_CHECKING:
+    from engine.bus.bus import Bus
+
 Watch: TypeAlias = Callable[[Any], Middleware]
 """Given the policy, returns the middleware that watches over the run; it stands last."""
 
 
-def make_training_env(config: RunConfig) -> VectorEnv:
-    """Return the environments to collect in."""
-    return make_env(**msgspec.structs.asdict(config.env), seed=config.seed)
+def part_of(bus: Bus | None) -> int:
+    """Return which of several collectors this process is: 1 for ``collector_1``, 0 where it is alone."""
+    number = "" if bus is None else bus.peer.rpartition("_")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def make_training_env(config: RunConfig, part: int = 0) -> VectorEnv:
+    """Return the environments to collect in; every `part` of a run sees episodes of its own."""
+    role = f"collector_{part}" if part else "main"
+    return make_env(**msgspec.structs.asdict(config.env), seed=config.seed, role=role)
 
 
 def make_evaluation_env(config: RunConfig, *, render_mode: str | None = None) -> VectorEnv:
@@ -35,12 +45,40 @@ def make_evaluation_env(config: RunConfig, *, render_mode: str | None = None) ->
     return make_env(**settings, seed=config.seed, role="evaluate", render_mode=render_mode)
 
 
-def make_evaluator(policy: Any, config: RunConfig) -> tuple[Evaluator, VectorEnv]:
-    """Return the evaluator of a run, and the environments that it plays in, which the task must own."""
-    env = make_evaluation_env(config)
+class Envs(NamedTuple):
+    """The environments of a process: to collect in, to evaluate in; None where its roles have none."""
+
+    training: VectorEnv | None
+    evaluation: VectorEnv | None
+
+    @property
+    def present(self) -> list[VectorEnv]:
+        """Those that there are, which the task must own."""
+        return [env for env in self if env is not None]
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """What a policy sees and does: the observation and the action space."""
+        env = self.present[0]
+        return env.single_observation_space, env.single_action_space
+
+
+def make_envs(config: RunConfig, roles: frozenset[str], bus: Bus | None) -> Envs:
+    """Return the environments that a process of these roles needs."""
+    training = make_training_env(config, part_of(bus)) if "collector" in roles else None
+    try:
+        return Envs(training, make_evaluation_env(config) if "learner" in roles else None)
+    except BaseException:
+        if training is not None:
+            training.close()
+        raise
+
+
+def make_evaluator(policy: Any, config: RunConfig, env: VectorEnv) -> Evaluator:
+    """Return the evaluator of a run, which plays in `env`."""
     actor = policy.actor(stream(config.seed, "evaluate"))
     every, episodes = config.evaluate.every, config.evaluate.episodes
-    return Evaluator(policy, actor, env, every=every, num_episodes=episodes), env
+    return Evaluator(policy, actor, env, every=every, num_episodes=episodes)
 
 
 def stops(config: StopConfig) -> list[Middleware]:

@@ -15,6 +15,9 @@
 
 With async_mode the two stations run at the same time, one iteration apart: what is learned from
 was collected by weights one update old.
+
+Launched in roles, collectors send their trajectories to the learner, which learns from one of each side
+by side, and wait for the weights that come of them.
 """
 
 from __future__ import annotations
@@ -26,12 +29,17 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from engine.policies.config import PPOConfig
-from engine.recipes.config import Count, RunConfig
+from engine.recipes.config import Count, ExchangeConfig, RunConfig
+from engine.recipes.roles import COLLECT_AND_LEARN, COLLECTOR, LEARNER, check_roles
 
 if TYPE_CHECKING:
+    from engine.bus.bus import Bus
     from engine.recipes.parts import Watch
     from engine.runs.folder import Run
     from engine.task import Task
+
+
+ROLES = (COLLECTOR, LEARNER)
 
 
 class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,54 +60,78 @@ class PPORun(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: PPOConfig = PPOConfig()
     collect: CollectConfig = CollectConfig()
     train: TrainConfig = TrainConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
 
 
-def ppo(config: PPORun, *, watch: Watch | None = None) -> Task:
-    """Return the task that trains PPO as `config` says; run it inside ``with task:``."""
+def ppo(
+    config: PPORun,
+    *,
+    watch: Watch | None = None,
+    roles: frozenset[str] = COLLECT_AND_LEARN,
+    bus: Bus | None = None,
+) -> Task:
+    """Return the task that trains PPO as `config` says; run it inside ``with task:``.
+
+    With only one of the `roles`, the part of it that this process plays in a run of several, on its `bus`.
+    """
     from engine.context import OnlineContext
     from engine.middleware.collector import Collector
     from engine.middleware.functional.anneal import anneal, measure_progress
     from engine.middleware.functional.estimate import estimate_advantage
+    from engine.middleware.functional.exchange import (
+        follow_model,
+        publish_model,
+        receive_trajectories,
+        send_trajectories,
+    )
     from engine.middleware.functional.publish import publish_weights
     from engine.middleware.functional.staleness import measure_staleness
     from engine.middleware.functional.stop import stop_at_env_step
     from engine.middleware.functional.train import train
     from engine.policies.ppo import PPO
-    from engine.recipes.parts import make_evaluator, make_training_env, set_threads, stops
+    from engine.recipes.parts import make_envs, make_evaluator, part_of, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
 
+    check_roles(ppo, roles)
+    together = roles == COLLECT_AND_LEARN
     set_threads(config.train.threads)
-    env = make_training_env(config)
-    policy = PPO(
-        env.single_observation_space,
-        env.single_action_space,
-        config.policy,
-        device=config.device,
-        seed=config.seed,
-    )
-    actor = policy.actor(stream(config.seed, "collect"))
-    evaluator, evaluation_env = make_evaluator(policy, config)
+    envs = make_envs(config, roles, bus)
+    policy = PPO(*envs.spaces, config.policy, device=config.device, seed=config.seed)
+    actor = policy.actor(stream(config.seed, "collect", part_of(bus)))
+    task = Task(OnlineContext(), bus=bus, async_mode=config.async_mode, max_lag=config.max_lag)
+    task.own(*envs.present)
+    total, patience, capacity = config.stop.env_step, config.exchange.patience, config.exchange.capacity
 
-    task = Task(OnlineContext(), async_mode=config.async_mode, max_lag=config.max_lag)
-    task.own(env, evaluation_env)
-    task.use(
-        measure_progress(total_env_steps=config.stop.env_step),
-        Collector(actor, env, num_steps=config.collect.num_steps),
-        stop_at_env_step(config.stop.env_step),
-        name="collect",
-    )
-    task.use(
-        anneal(policy),
-        estimate_advantage(policy, discount=config.policy.discount, gae_lambda=config.policy.gae_lambda),
-        measure_staleness(policy),
-        train(policy),
-        publish_weights(policy, actor, task.bus),
-        evaluator,
-        *stops(config.stop),
-        *([] if watch is None else [watch(policy)]),
-        name="learn",
-    )
+    if envs.training is not None:
+        task.use(
+            *([] if together else [follow_model(actor, task.bus, lockstep=True, timeout=patience)]),
+            measure_progress(total_env_steps=total),
+            Collector(actor, envs.training, num_steps=config.collect.num_steps),
+            stop_at_env_step(total)
+            if together
+            else send_trajectories(actor, task.bus, capacity=capacity, timeout=patience),
+            name="collect",
+        )
+    if envs.evaluation is not None:
+        if not together:
+            task.use(
+                measure_progress(total_env_steps=total),
+                receive_trajectories(policy, task.bus, lockstep=True, capacity=capacity, timeout=patience),
+                stop_at_env_step(total),
+                name="receive",
+            )
+        task.use(
+            anneal(policy),
+            estimate_advantage(policy, discount=config.policy.discount, gae_lambda=config.policy.gae_lambda),
+            measure_staleness(policy),
+            train(policy),
+            publish_weights(policy, actor, task.bus) if together else publish_model(policy, task.bus),
+            make_evaluator(policy, config, envs.evaluation),
+            *stops(config.stop),
+            *([] if watch is None else [watch(policy)]),
+            name="learn",
+        )
     return task
 
 

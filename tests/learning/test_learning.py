@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.recipes import dqn, ppo
+from engine.recipes import dqn, impala, ppo
 
 SEEDS = [0, 1, 2, 3, 4]
 
@@ -38,8 +38,19 @@ def test_dqn_solves_cartpole_within_50k_env_steps_on_four_of_five_seeds(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_impala_solves_cartpole_within_300k_env_steps(seed: int, tmp_path: Path) -> None:
+    reached, env_steps = best_return(impala, "CartPole-v1", seed, tmp_path)
+    assert env_steps <= 300_000
+    assert reached >= 475
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("recipe", "budget"), [(ppo, 100_000), (dqn, 50_000)], ids=["ppo", "dqn"])
+@pytest.mark.parametrize(
+    ("recipe", "budget"), [(ppo, 100_000), (dqn, 50_000), (impala, 300_000)], ids=["ppo", "dqn", "impala"]
+)
 def test_cartpole_is_solved_overlapped_within_the_same_budgets(
     recipe: Any, budget: int, tmp_path: Path
 ) -> None:

@@ -9,11 +9,13 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from engine import OnlineContext, Task
+from engine.data.prioritized import PrioritizedReplay
 from engine.data.replay import ReplayBuffer
 from engine.middleware.collector import Collector, EpisodeCollector
 from engine.middleware.evaluator import Evaluator
 from engine.middleware.functional.push import push
 from engine.middleware.learner import ReplayLearner
+from engine.middleware.prioritized import PrioritizedLearner
 from engine.testing import CountingActor, CountingPolicy, Script, scripted_env
 
 EPISODES = [Script([1.0, 2.0]), Script([3.0, 4.0, 5.0], "truncated"), Script([6.0], "both")]
@@ -133,3 +135,29 @@ def test_the_evaluator_plays_when_it_is_time() -> None:
         if ctx.metrics:
             seen.append((env_step, ctx.metrics["eval/return_mean"]))
     assert seen == [(12, 2.0), (20, 2.0)]
+
+
+class ErrorsOfRewards(CountingPolicy):
+    """Its error of a row is the row's reward, once it has learned from it."""
+
+    td_error: Any = None
+
+    def learn(self, batch: Any) -> dict[str, float]:
+        self.td_error = batch["reward"]
+        return super().learn(batch)
+
+
+def test_what_was_learned_from_gets_the_priority_of_its_newest_error() -> None:
+    buffer = PrioritizedReplay(100, generator=np.random.default_rng(0), alpha=1.0, epsilon=0.5)
+    with Task(OnlineContext()) as task:
+        task.use(Collector(CountingActor(), scripted_env(EPISODES), num_steps=1), push(buffer))
+        task.use(PrioritizedLearner(ErrorsOfRewards(), buffer, batch_size=4, warm_up=2))
+        ctx: Any = task.run(max_step=40)
+    assert ctx.train_iter == ctx.env_step - 2
+    state = buffer.state_dict()
+    rewards = state["columns"]["reward"]
+    learned = state["priorities"] == rewards + 0.5
+    assert learned.sum() > 20
+    # the others wait with the largest priority there had been when they came
+    assert np.isin(state["priorities"][~learned], [1.0, *(rewards + 0.5)]).all()
+    assert {"weight", "replay_index"} <= set(ctx.batch.keys())

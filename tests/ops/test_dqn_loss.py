@@ -68,3 +68,22 @@ def test_gradient_equals_autograd_of_torchs_own_loss(huber) -> None:
 def test_error_is_prediction_less_target() -> None:
     found = dqn_gradient(np.array([[1.0, 5.0]]), np.array([1]), np.array([3.0]))
     assert found.td_error.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("huber", [None, 0.3])
+def test_weights_multiply_each_rows_loss_and_no_error(huber, convert) -> None:
+    weight = np.random.default_rng(7).random(ROWS)
+    q = torch.from_numpy(Q).requires_grad_()
+    args = convert(ACTION), convert(TARGET)
+    found = dqn_gradient(convert(Q), *args, huber=huber, weight=convert(weight))
+    loss = dqn_loss(
+        q, torch.from_numpy(ACTION), torch.from_numpy(TARGET), huber=huber, weight=torch.from_numpy(weight)
+    )
+    loss.backward()
+    rows = (dqn_loss(Q[i : i + 1], ACTION[i : i + 1], TARGET[i : i + 1], huber=huber) for i in range(ROWS))
+    expected = sum(share * row for share, row in zip(weight, rows, strict=True)) / ROWS
+    assert float(found.loss) == pytest.approx(float(expected))
+    assert float(loss.detach()) == pytest.approx(float(expected))
+    np.testing.assert_allclose(found.q, q.grad, atol=1e-12)
+    np.testing.assert_allclose(found.td_error, Q[np.arange(ROWS), ACTION] - TARGET, atol=1e-12)

@@ -83,18 +83,28 @@ def test_n_step_transitions_without_their_discounts_are_an_error() -> None:
         DQN(BOX, THREE, DQNConfig(n_step=3)).learn(batch())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("huber", [None, 0.5])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_a_step_is_that_of_adam_on_torchs_own_loss(huber, dueling) -> None:
+def test_a_step_is_that_of_adam_on_torchs_own_loss(huber, dueling, weighted) -> None:
     policy = DQN(BOX, THREE, DQNConfig(huber=huber, dueling=dueling, max_grad_norm=0.5), seed=1)
     reference, data = copy.deepcopy(policy.model), batch()
+    weight = np.random.default_rng(3).random(32).astype(np.float32) if weighted else np.ones(32, np.float32)
+    if weighted:
+        data["weight"] = weight
     optimizer = torch.optim.Adam(reference.parameters(), lr=1e-3)
     target = torch.from_numpy(policy._targets(policy._columns(data)))
     chosen = reference(torch.from_numpy(data["obs"])).gather(1, torch.from_numpy(data["action"])[:, None])[
         :, 0
     ]
+    kind = {"reduction": "none"}
     own = nn.functional
-    loss = own.mse_loss(chosen, target) / 2 if huber is None else own.huber_loss(chosen, target, delta=huber)
+    losses = (
+        own.mse_loss(chosen, target, **kind) / 2
+        if huber is None
+        else own.huber_loss(chosen, target, delta=huber, **kind)
+    )
+    loss = (torch.from_numpy(weight) * losses).mean()
     loss.backward()
     norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
     optimizer.step()
@@ -102,8 +112,9 @@ def test_a_step_is_that_of_adam_on_torchs_own_loss(huber, dueling) -> None:
     torch.testing.assert_close(weights(policy.model), weights(reference), atol=2e-5, rtol=1e-4)
     assert metrics["train/loss_q"] == pytest.approx(float(loss.detach()), rel=1e-4)
     assert metrics["train/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
-    error = (chosen.detach() - target).abs().mean()
-    assert metrics["train/td_error"] == pytest.approx(float(error), rel=1e-4)
+    error = chosen.detach() - target
+    assert metrics["train/td_error"] == pytest.approx(float(error.abs().mean()), rel=1e-4)
+    np.testing.assert_allclose(policy.td_error, error, atol=1e-5)
 
 
 def test_the_target_net_is_copied_every_so_many_steps() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from engine.policies.config import DQNConfig, PPOConfig
+from engine.policies.config import DQNConfig, IMPALAConfig, PPOConfig
 from engine.policies.dqn import DQN
+from engine.policies.impala import IMPALA
 from engine.policies.ppo import PPO
 from engine.policies.trainers import AutogradTrainer
 from engine.tree import as_tree
@@ -53,12 +54,32 @@ def test_ppo_learns_the_same(action_space) -> None:
     agree(lambda: PPO(BOX, action_space, config, seed=1), batch)
 
 
+@pytest.mark.parametrize("valid", [None, np.arange(64).reshape(8, 8) % 5 != 0], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "action_space", [spaces.Discrete(2), spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,))]
+)
+def test_impala_learns_the_same(action_space, valid) -> None:
+    config = IMPALAConfig(entropy_coef=0.01, rho_clip=2.0, c_clip=None)
+    random = np.random.default_rng(0)
+    obs, next_obs = random.normal(size=(2, ROWS, 3)).astype(np.float32)
+    columns = {"obs": obs, "next_obs": next_obs}
+    columns |= IMPALA(BOX, action_space, config, seed=2).actor(random).sample(obs)
+    batch = {name: column.reshape(8, 8, *column.shape[1:]) for name, column in columns.items()}
+    batch["reward"] = random.normal(size=(8, 8)).astype(np.float32)
+    batch["terminated"], batch["truncated"] = random.random((2, 8, 8)) < 0.2
+    batch["version"] = np.zeros((8, 8), np.int64)
+    if valid is not None:
+        batch["valid"] = valid
+    agree(lambda: IMPALA(BOX, action_space, config, seed=1), batch)
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_learns_the_same(double) -> None:
     random = np.random.default_rng(0)
     obs, next_obs = random.normal(size=(2, ROWS, 3)).astype(np.float32)
     batch = {"obs": obs, "next_obs": next_obs, "action": random.integers(0, 3, ROWS)}
     batch |= {"reward": random.normal(size=ROWS).astype(np.float32), "terminated": random.random(ROWS) < 0.3}
+    batch["weight"] = random.random(ROWS).astype(np.float32)
     agree(lambda: DQN(BOX, spaces.Discrete(3), DQNConfig(double=double, target_update=2), seed=1), batch)
 
 

@@ -8,15 +8,15 @@ import sys
 import msgspec
 import pytest
 
-from engine.policies.config import DQNConfig, PPOConfig, decayed
+from engine.policies.config import DQNConfig, IMPALAConfig, PPOConfig, decayed
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig])
+@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig, IMPALAConfig])
 def test_defaults_pass_their_own_checks(kind) -> None:
     assert msgspec.convert(msgspec.to_builtins(kind()), kind) == kind()
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig])
+@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig, IMPALAConfig])
 def test_every_field_is_described(kind) -> None:
     properties = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
     assert [name for name, about in properties.items() if "description" not in about] == []
@@ -31,6 +31,8 @@ def test_every_field_is_described(kind) -> None:
         (PPOConfig, {"target_kl": 0.0}, "target_kl must be > 0 or null"),
         (PPOConfig, {"activation": "sine"}, r"\$\.activation"),
         (DQNConfig, {"tau": 0.0}, r"> 0.*\$\.tau"),
+        (IMPALAConfig, {"rho_clip": 0.0}, "rho_clip must be > 0 or null"),
+        (IMPALAConfig, {"epochs": 4}, "unknown field `epochs`"),
         (DQNConfig, {"huber": -1.0}, "huber must be > 0 or null"),
     ],
 )

@@ -12,9 +12,10 @@ from torch import nn
 
 from engine.errors import ConfigError, StateError
 from engine.policies import files
-from engine.policies.config import DQNConfig, PPOConfig
+from engine.policies.config import DQNConfig, IMPALAConfig, PPOConfig
 from engine.policies.dqn import DQN
 from engine.policies.files import load_policy, save_policy
+from engine.policies.impala import IMPALA
 from engine.policies.ppo import PPO
 
 BOX = spaces.Box(np.array([-np.inf, -1, 0], np.float32), np.array([np.inf, 1, 5], np.float32))
@@ -26,9 +27,10 @@ NESTED = spaces.Dict({"x": BOX, "pair": spaces.Tuple([spaces.Discrete(3), spaces
     [
         PPO(BOX, spaces.Discrete(4, start=1), PPOConfig(hidden=(16,), shared=True, target_kl=0.1), seed=1),
         PPO(NESTED, spaces.Box(-2, 2, (2,)), seed=2),
+        IMPALA(BOX, spaces.MultiDiscrete([2, 3]), IMPALAConfig(hidden=(8,)), seed=4),
         DQN(NESTED, spaces.Discrete(4), DQNConfig(dueling=True, activation="gelu"), seed=3),
     ],
-    ids=["ppo", "ppo-gaussian", "dqn"],
+    ids=["ppo", "ppo-gaussian", "impala", "dqn"],
 )
 def test_a_loaded_policy_is_the_saved_one(policy, tmp_path) -> None:
     policy.version = 7

@@ -12,12 +12,13 @@ collectors are told it with the weights.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.context import Middleware
+from engine.data.trajectories import joined
 from engine.errors import PeerLost
 from engine.types import Actor, Arrays, Policy
 
@@ -155,7 +156,7 @@ def send_rows(
         if steps < least_steps:
             return
         item = {
-            "columns": _joined(held, axis=0),
+            "columns": joined(held, axis=0),
             "env_step": steps,
             "env_episode": episodes,
             "version": actor.version,
@@ -275,7 +276,7 @@ def receive_trajectories(
     receiver = Receiver(policy, bus, lockstep=lockstep, capacity=capacity, most=1, timeout=timeout)
 
     def receive_trajectories(ctx: Any) -> None:
-        ctx.trajectory = _joined(receiver.take(ctx), axis=1)
+        ctx.trajectory = joined(receiver.take(ctx), axis=1)
 
     return receive_trajectories
 
@@ -296,7 +297,7 @@ def receive_rows(
     receiver = Receiver(policy, bus, lockstep=lockstep, capacity=capacity, most=most, timeout=timeout)
 
     def receive_rows(ctx: Any) -> None:
-        ctx.rows = _joined(receiver.take(ctx), axis=0)
+        ctx.rows = joined(receiver.take(ctx), axis=0)
 
     return receive_rows
 
@@ -315,24 +316,6 @@ def _collect_metrics(ctx: Any) -> dict[str, float]:
     metrics = {name: value for name, value in ctx.metrics.items() if name.startswith("collect/")}
     metrics.pop("collect/version", None)
     return {name: float(value) for name, value in metrics.items()}
-
-
-def _joined(parts: Sequence[dict[str, Arrays]], axis: int) -> dict[str, Arrays]:
-    """Return columns side by side; of one part itself."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def join(*arrays: Any) -> Any:
-        return np.concatenate(arrays, axis)
-
-    joined: dict[str, Arrays] = _map_together(join, parts)
-    return joined
-
-
-def _map_together(function: Callable[..., Any], parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {name: _map_together(function, [part[name] for part in parts]) for name in parts[0]}
-    return function(*parts)
 
 
 def _by_number(name: str) -> tuple[int, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.context import Middleware
 from engine.data.n_step import NStep
-from engine.data.trajectories import flatten
+from engine.data.trajectories import flatten, joined
 from engine.types import Arrays, Buffer
 
 REPLAYED = ("obs", "action", "reward", "terminated", "next_obs", "version")
@@ -31,18 +32,53 @@ def push_n_step(buffer: Buffer, n_step: NStep, *, columns: tuple[str, ...] = REP
 
     Reads: ctx.trajectory (T, B, ...).
     """
-    # in one order always, unlike a set: equal runs must save equal bytes
-    needed = dict.fromkeys((*columns, "reward", "next_obs", "terminated", "truncated", "valid"))
 
     def push_n_step(ctx: Any) -> None:
-        trajectory: dict[str, Arrays] = ctx.trajectory
-        for t in range(len(trajectory["reward"])):
-            row = {name: _row(trajectory[name], t) for name in needed}
-            ready = n_step.push(row)
-            if len(ready["reward"]):
-                buffer.push({name: ready[name] for name in (*columns, "discount")})
+        for ready in _complete(n_step, ctx.trajectory, columns):
+            buffer.push(ready)
 
     return push_n_step
+
+
+def rows_to_push(
+    n_step: NStep | None, *, columns: tuple[str, ...] = REPLAYED
+) -> Callable[[dict[str, Arrays]], dict[str, Arrays]]:
+    """Return what makes of a trajectory (T, B, ...) the rows (N, ...) that `push` or `push_n_step` stores."""
+
+    def steps(trajectory: dict[str, Arrays]) -> dict[str, Arrays]:
+        return flatten({name: trajectory[name] for name in columns}, _valid(trajectory))
+
+    def joined_steps(trajectory: dict[str, Arrays]) -> dict[str, Arrays]:
+        assert n_step is not None
+        return joined([*_complete(n_step, trajectory, columns, empty=True)], axis=0)
+
+    return steps if n_step is None else joined_steps
+
+
+def push_rows(buffer: Buffer) -> Middleware:
+    """Store rows that came as they are to be stored.
+
+    Reads: ctx.rows (N, ...).
+    """
+
+    def push_rows(ctx: Any) -> None:
+        rows: dict[str, Arrays] = ctx.rows
+        if len(rows["reward"]):
+            buffer.push(rows)
+
+    return push_rows
+
+
+def _complete(
+    n_step: NStep, trajectory: dict[str, Arrays], columns: tuple[str, ...], *, empty: bool = False
+) -> Iterator[dict[str, Arrays]]:
+    """Give the transitions that each time step completes; with `empty` also those of which there are none."""
+    # in one order always, unlike a set: equal runs must save equal bytes
+    needed = dict.fromkeys((*columns, "reward", "next_obs", "terminated", "truncated", "valid"))
+    for t in range(len(trajectory["reward"])):
+        ready = n_step.push({name: _row(trajectory[name], t) for name in needed})
+        if empty or len(ready["reward"]):
+            yield {name: ready[name] for name in (*columns, "discount")}
 
 
 def _valid(trajectory: dict[str, Arrays]) -> Any:

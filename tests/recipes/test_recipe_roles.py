@@ -1,0 +1,120 @@
+"""Recipes in roles: the same numbers as in one process, and every env step accounted for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet import Fleet, watching
+
+from engine import config as configs
+from engine.errors import DeadlineExceeded, UsageError
+from engine.policies.config import DQNConfig, IMPALAConfig, PPOConfig
+from engine.recipes.dqn import DQNRun, dqn
+from engine.recipes.impala import IMPALARun, impala
+from engine.recipes.parts import make_training_env
+from engine.recipes.ppo import PPORun, ppo
+
+RECIPES = {"ppo": (ppo, PPORun), "impala": (impala, IMPALARun), "dqn": (dqn, DQNRun)}
+
+SMALL: dict[str, list[str]] = {
+    "ppo": ["policy.hidden=[8]", "collect.num_steps=16", "env.num_envs=2", "stop.env_step=256"],
+    "impala": [
+        "policy.hidden=[8]", "collect.num_steps=8", "env.num_envs=2", "stop.env_step=256",
+        "exchange.lockstep=true",
+    ],
+    "dqn": [
+        "policy.hidden=[8]", "policy.n_step=3", "collect.num_steps=2", "env.num_envs=2", "stop.env_step=160",
+        "train.warm_up=32", "train.batch_size=8", "exchange.lockstep=true",
+    ],
+}  # fmt: skip
+
+
+def config_of(name: str, *words: str) -> Any:
+    given = ["env.id=CartPole-v1", "evaluate.every=64", "evaluate.episodes=1", *SMALL[name], *words]
+    return configs.convert(configs.override(configs.Settings({}, {}), given), RECIPES[name][1])
+
+
+def alone(name: str, config: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """Run a recipe in one process; return its policy and the metrics of every iteration."""
+    found: list[Any] = []
+    rows: list[dict[str, Any]] = []
+
+    def watch(policy: Any) -> Any:
+        found.append(policy)
+        return watching(rows)
+
+    with RECIPES[name][0](config, watch=watch) as task:
+        task.run()
+    return found[0], rows
+
+
+def weights(policy: Any) -> Any:
+    return policy.weights()["parameters"].copy()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_one_collector_and_a_learner_in_lockstep_give_the_numbers_of_one_process(name: str) -> None:
+    config = config_of(name)
+    policy, rows = alone(name, config)
+    fleet = Fleet(RECIPES[name][0], config, {"collector": 1, "learner": 1}).run()
+    np.testing.assert_array_equal(weights(fleet.policy), weights(policy))
+    assert len(fleet.rows) == len(rows)
+    for apart, together in zip(fleet.rows, rows, strict=True):
+        shared = apart.keys() & together.keys()
+        assert "env_step" in shared
+        assert {name: apart[name] for name in shared} == {name: together[name] for name in shared}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_collectors_in_lockstep_give_the_same_numbers_twice(name: str) -> None:
+    config = config_of(name)
+    crew = {"collector": 2, "learner": 1}
+    first, second = (Fleet(RECIPES[name][0], config, crew).run() for _ in range(2))
+    np.testing.assert_array_equal(weights(first.policy), weights(second.policy))
+    timed = {"exchange/queue_seconds"}
+    for one, other in zip(first.rows, second.rows, strict=True):
+        assert {k: v for k, v in one.items() if k not in timed} == {
+            k: v for k, v in other.items() if k not in timed
+        }
+    assert {row["exchange/items"] for row in first.rows} == {2}
+
+
+def test_collectors_see_episodes_of_their_own() -> None:
+    config = config_of("ppo")
+    with make_training_env(config, 0) as first, make_training_env(config, 1) as second:
+        assert not np.array_equal(first.obs, second.obs)
+
+
+@pytest.mark.parametrize("name", ["impala", "dqn"])
+def test_without_lockstep_every_env_step_that_was_taken_is_counted_once(name: str) -> None:
+    config = config_of(name, "exchange.lockstep=false", "stop.env_step=400")
+    fleet = Fleet(RECIPES[name][0], config, {"collector": 2, "learner": 1}).run()
+    assert fleet.rows[-1]["env_step"] >= 400
+    assert fleet.contexts["learner_0"].env_step == fleet.rows[-1]["env_step"]
+    assert all("exchange/behind_sending" in row for row in fleet.rows)
+    assert all("train/staleness_mean" in row for row in fleet.rows if "train/loss_policy" in row)
+
+
+def test_a_learner_without_collectors_says_who_is_missing() -> None:
+    config = config_of("ppo", "exchange.patience=0.2")
+    with pytest.raises(DeadlineExceeded, match=r"1 of role 'collector' were expected within 0\.2 s"):
+        Fleet(ppo, config, {"learner": 1}).run()
+
+
+def test_a_collector_without_a_learner_says_who_is_missing() -> None:
+    config = config_of("ppo", "exchange.patience=0.2")
+    with pytest.raises(DeadlineExceeded, match=r"1 of role 'learner' were expected within 0\.2 s"):
+        Fleet(ppo, config, {"collector": 1}).run()
+
+
+def test_a_role_that_a_recipe_does_not_have_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'collector'"):
+        ppo(config_of("ppo"), roles=frozenset({"colector"}))
+
+
+def test_policy_configs_are_those_of_the_algorithms() -> None:
+    assert isinstance(config_of("ppo").policy, PPOConfig)
+    assert isinstance(config_of("dqn").policy, DQNConfig)
+    assert isinstance(config_of("impala").policy, IMPALAConfig)
