@@ -9,7 +9,6 @@ Espeholt et al. 2018, https://arxiv.org/abs/1802.01561.  One iteration, whoever 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,8 +38,7 @@ class IMPALA(ActorCriticPolicy):
 
         Columns: obs, action, reward, terminated, truncated, next_obs, and log_prob under the weights
         that acted (or the recorded logits); `next_obs` is the true next observation.  Rows where
-        `valid` is False are left out.  Environments may come from actors of different versions; with a
-        column ``version`` the metrics tell how many updates old the weights were that acted.
+        `valid` is False are left out.  Environments may come from actors of different versions.
         """
         config = self.config
         columns = self._columns(batch)
@@ -87,7 +85,6 @@ class IMPALA(ActorCriticPolicy):
         gradients = [*pull_back(d_log_prob, d_entropy), d_value]
         pairs = zip(gradients, [*outputs, values], strict=True)
         norm = self._descend([_padded(gradient, output) for gradient, output in pairs])
-        lag = self._lag(columns)
         self.version += 1
         means = self._means(loss, weight, log_ratio.reshape(rows), trace.rho.reshape(rows), norm)
         if valid is not None:
@@ -101,17 +98,7 @@ class IMPALA(ActorCriticPolicy):
             "train/grad_norm": means[5],
             "train/explained_variance": explained_variance(trace.target, value),
             "train/learning_rate": self.learning_rate,
-            **lag,
         }
-
-    def _lag(self, columns: Mapping[str, Any]) -> dict[str, float]:
-        """Return how many updates lie between the weights that acted and those that learn."""
-        if "version" not in columns:
-            return {}
-        versions = columns["version"]
-        total, oldest = float(versions.sum()), float(versions.min())
-        mean = total / math.prod(versions.shape)
-        return {"train/staleness_mean": self.version - mean, "train/staleness_max": self.version - oldest}
 
     def _means(self, loss: ImpalaLoss, weight: Any, log_ratio: Any, rho: Any, norm: Any) -> list[float]:
         """Return what is told about the update as floats; a device is waited for once."""

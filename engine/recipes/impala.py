@@ -84,6 +84,7 @@ def impala(
         send_trajectories,
     )
     from engine.middleware.functional.publish import publish_weights
+    from engine.middleware.functional.staleness import measure_staleness
     from engine.middleware.functional.stop import stop_at_env_step
     from engine.middleware.functional.train import train
     from engine.policies.impala import IMPALA
@@ -125,6 +126,7 @@ def impala(
         task.use(
             anneal(policy),
             batch_trajectory(),
+            measure_staleness(policy),
             train(policy),
             publish_weights(policy, actor, task.bus) if together else publish_model(policy, task.bus),
             make_evaluator(policy, config, envs.evaluation),

@@ -79,7 +79,7 @@ def find_recipe(name: str, kind: type[EngineError]) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not
-        known = ["engine.recipes.ppo", "engine.recipes.dqn"]
+        known = [f"engine.recipes.{name}" for name in ("ppo", "dqn", "impala", "league")]
         raise kind(f"no module {error.name!r} for {name!r}{did_you_mean(module_name, known)}") from None
     found = getattr(module, function, None)
     if not callable(found):

@@ -189,6 +189,17 @@ def test_staleness_counts_updates_from_the_weights_that_acted_to_those_that_lear
     assert ctx.metrics == {"train/staleness_mean": 3.0, "train/staleness_max": 9.0}
 
 
+def test_staleness_of_trajectories_of_several_actors_is_the_mean_over_all_of_them() -> None:
+    policy = CountingPolicy()
+    policy.version = 10
+    version = np.full((7, 4), 10)
+    version[:, 0] = 2
+    ctx = OnlineContext()
+    ctx.batch = as_tree({"version": version})
+    measure_staleness(policy)(ctx)
+    assert ctx.metrics == {"train/staleness_mean": 2.0, "train/staleness_max": 8.0}
+
+
 def test_staleness_is_that_of_the_first_batch_of_an_iteration() -> None:
     policy = CountingPolicy()
     ctx = learned_from([0, 0])

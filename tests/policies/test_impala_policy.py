@@ -191,16 +191,6 @@ def test_rows_that_are_not_valid_change_nothing() -> None:
         one.learn({**data, "valid": np.zeros((8, 1), bool)})
 
 
-def test_the_age_of_the_weights_that_acted_is_told() -> None:
-    policy = IMPALA(BOX, spaces.Discrete(2))
-    policy.version = 10
-    data = trajectory(policy.actor(np.random.default_rng(0)))
-    version = np.full((7, 4), 10)
-    version[:, 0] = 2
-    metrics = policy.learn(as_tree({**data, "version": version}))
-    assert (metrics["train/staleness_mean"], metrics["train/staleness_max"]) == (2.0, 8.0)
-
-
 def test_a_rewarded_action_becomes_likely_though_an_older_policy_acted() -> None:
     policy = IMPALA(BOX, spaces.Discrete(3), IMPALAConfig(learning_rate=0.01, discount=0.0), seed=1)
     actor = policy.actor(np.random.default_rng(0))

@@ -24,7 +24,7 @@ def measure_staleness(policy: Policy) -> Middleware:
         metrics, batch = ctx.metrics, ctx.batch
         if "train/staleness_mean" in metrics or "version" not in batch:
             return
-        versions = batch["version"].numpy(force=True)
+        versions = batch["version"].numpy(force=True).reshape(-1)
         if versions.size:
             # Half the price of mean() and min(): learners that take small steps pay it with every one.
             metrics["train/staleness_mean"] = policy.version - float(np.add.reduce(versions)) / versions.size
