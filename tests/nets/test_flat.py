@@ -90,3 +90,23 @@ def test_parameters_of_two_kinds_are_refused() -> None:
         FlatParameters(mixed)
     with pytest.raises(ValueError, match="none at all"):
         FlatParameters(nn.Identity())
+
+
+def test_arrays_show_the_parameters_and_load_copies_them_into_another_module() -> None:
+    one, other = (
+        FlatParameters(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))) for _ in range(2)
+    )
+    arrays = one.arrays()
+    with torch.no_grad():
+        one.parameter += 1.0
+    other.load(arrays)
+    assert torch.equal(other.parameter, one.parameter)
+    assert set(arrays) == {"parameters", "buffer_0", "buffer_1", "buffer_2"}
+
+
+def test_weights_of_another_module_are_refused_and_change_nothing() -> None:
+    one, other = FlatParameters(torch.nn.Linear(3, 2)), FlatParameters(torch.nn.Linear(3, 3))
+    before = other.parameter.detach().clone()
+    with pytest.raises(ValueError, match="weights of another module"):
+        other.load(one.arrays())
+    assert torch.equal(other.parameter, before)
