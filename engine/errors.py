@@ -20,7 +20,7 @@ The tree::
     │   └── HubLost                        the process that holds the run together did
     ├── NoSuchService (LookupError)        a remote call of a method that nobody serves
     ├── Overloaded                         a remote call that was refused: too many wait already
-    ├── RemoteError                        a served call failed in its own process; the note holds its traceback
+    ├── RemoteError                        a served call failed in its process; a note holds the traceback
     ├── Finishing                          an unbounded wait that ended because the task is finishing
     └── Abandoned                          an iteration in flight that cannot complete, since another failed
 

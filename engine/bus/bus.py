@@ -17,7 +17,7 @@ from engine.bus.calls import Calls
 from engine.bus.gate import Gate, check_timeout
 from engine.bus.inflow import Inflow, Outflow, Peer, Watcher
 from engine.bus.mailbox import Handler, Letter, Mailbox, Subscription, add_others, anywhere, raise_first
-from engine.bus.message import SMALL_BYTES, Event, pack
+from engine.bus.message import SMALL_BYTES, Event, check_small, pack
 from engine.bus.names import FINISH, OWN, Kind, check_event
 from engine.bus.services import Where
 from engine.bus.streams import Streams, Taken, WhenFull
@@ -235,6 +235,7 @@ class Bus:
                 if event in network.router.listeners:
                     blob = self._packed(event, args, kwargs)
                     network.do(lambda: network.router.emit(event, blob))
+                    network.admit()
                 if mailbox.notify is None and not mailbox.wanted(event):
                     return  # no task delivers here, and nobody listens: it would be kept for ever
             mailbox.post(Letter(event, args, kwargs, origin=mailbox.origin()))
@@ -377,6 +378,7 @@ class Bus:
 
     def report(self, **values: Any) -> None:
         """Say how this process is, in small plain values; the hub shows it to whoever looks."""
+        check_small(values, "report")
         network = self._network
         if network is not None:
             network.do(lambda: network.report(values))
@@ -420,6 +422,8 @@ class Bus:
         self._calls.services.close()
         if self._network is not None:
             self._network.close(reason, linger)
+            self._gate.closed = True
+            self._gate.wake()
         if self._values is not None:
             self._values.close()
 
@@ -475,11 +479,15 @@ class Bus:
             bus._values = bus._streams.values = bus._calls.values = values
             bus._streams.network = bus._calls.network = network
             bus._mailbox.opener = Outflow(network, values)
-            network.start(timeout)
+            try:
+                network.start(timeout)
+            except BaseException:
+                network.close("could not join", 0.0)
+                raise
         except BaseException:
             values.close()
             raise
-        bus._network = network
+        bus._network, bus._gate.network = network, network.ident
         bus.role, bus.peer = network.me.role, network.me.name
         return bus
 

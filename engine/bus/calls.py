@@ -30,7 +30,7 @@ class Calls:
         self.values: Values | None = None
         self.services = Services()
         self._gate, self._changed, self._look = gate, gate.changed, look
-        self._replies: dict[int, Arrived | Failure] = {}
+        self._replies: dict[int, Arrived | Failure | None] = {}  # of calls that are waited for
         self._numbers = itertools.count(1)
 
     # --- made -------------------------------------------------------------------------------
@@ -50,13 +50,15 @@ class Calls:
         network, values = self.network, self.values
         if network is None or values is None:
             raise NoSuchService(f"nobody serves {method!r}{did_you_mean(method, self.services.table)}")
+        self._gate.check("a call")
         body = values.snapshot((args, kwargs), shared=False)
         seconds = _FOR_EVER if timeout is None else timeout
-        call = Call(number, method, int(seconds * 1000), body.size, body.skeleton)
+        call = Call(number, method, int(min(seconds, _FOR_EVER) * 1000), body.size, body.skeleton)
+        self._replies[number] = None
         network.do(lambda: network.router.call(call, body.frames()))
 
         def reply() -> Arrived | Failure | None:
-            return self._replies.pop(number, None)
+            return self._replies[number]
 
         try:
             outcome = self._gate.until(
@@ -68,9 +70,10 @@ class Calls:
             )
         except BaseException:
             network.do(lambda: network.router.cancel(number))
-            with self._changed:
-                self._replies.pop(number, None)
             raise
+        finally:
+            with self._changed:
+                del self._replies[number]
         if isinstance(outcome, Failure):
             raise error_of(outcome, method, network.server_of(method))
         assert isinstance(outcome, Arrived)
@@ -112,8 +115,9 @@ class Calls:
     def replied(self, number: int, outcome: Arrived | Failure) -> None:
         """A call of ours has ended."""
         with self._changed:
-            self._replies[number] = outcome
-            self._changed.notify_all()
+            if number in self._replies:
+                self._replies[number] = outcome
+                self._changed.notify_all()
 
     # --- answered ---------------------------------------------------------------------------
 
@@ -143,7 +147,7 @@ class Calls:
             failure = failure_of(number, error)
             network.do(lambda: router.fail(caller, failure))
 
-        deadline = time.monotonic() + call.milliseconds / 1000
+        deadline = time.monotonic() + min(call.milliseconds / 1000, _FOR_EVER)
         if self.services.accept(Served(caller, number, call.method, deadline, load, finish)):
             self._look()
 

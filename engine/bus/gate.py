@@ -39,11 +39,21 @@ class Gate:
         """The thread that runs the task, while one does."""
         self.answer: Callable[[], bool] = _no
         """Answers one call that waits for the task's thread; False if none does."""
+        self.closed = False
+        self.network: int | None = None
+        """The network's thread, which everybody waits for: it must not wait itself."""
 
     def wake(self) -> None:
         """Let everybody look again."""
         with self.changed:
             self.changed.notify_all()
+
+    def check(self, what: str) -> None:
+        """Raise what a wait would raise, where `what` would be in vain: the bus was closed, or broke."""
+        if self.closed or (self.broken is not None and self.finishing()):
+            raise Finishing(f"the bus was closed; {what} would be in vain")
+        if self.broken is not None:
+            raise self.broken.with_traceback(None)
 
     def until(
         self,
@@ -68,15 +78,21 @@ class Gate:
                 found = ready()
                 if found is not None:
                     return found
+            if threading.get_ident() == self.network:
+                raise UsageError(
+                    f"the bus's own thread must not wait (for {what}): serve with thread='service'"
+                )
             # Without the lock: whoever is asked may wait for other threads, which may need it.
-            if mine and self.answer():
+            if mine and self.answer() and (deadline is None or time.monotonic() < deadline):
                 continue
             if self.failed():
                 raise Abandoned(f"the run has failed; the wait for {what} ends")
             if ends and self.finishing():
                 raise Finishing(f"the task is finishing; the wait for {what} ends")
             if self.broken is not None:
-                raise self.broken
+                raise self.broken.with_traceback(None)
+            if self.closed:
+                raise Finishing(f"the bus was closed; the wait for {what} ends")
             left = _LOOK_AGAIN_SECONDS
             if deadline is not None:
                 left = min(left, deadline - time.monotonic())

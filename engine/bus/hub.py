@@ -17,7 +17,11 @@ from engine.errors import did_you_mean
 
 MOST_MEMBERS = 1024
 
+_MOST_GONE = 10_000
+"""So many that are gone are remembered, the latest."""
+
 _ROLE = re.compile(r"[a-z][a-z0-9]*")
+_ID = re.compile(r"[!-9;-~]+:[!-9;-~]+")
 
 
 class Hub:
@@ -69,6 +73,8 @@ class Hub:
         if member is None:
             return None
         self.gone[id] = cause
+        if len(self.gone) > _MOST_GONE:
+            del self.gone[next(iter(self.gone))]
         return Gone(id, cause, left)
 
     def named(self, name: str) -> Member | None:
@@ -83,6 +89,8 @@ class Hub:
             return f"the hub speaks version {VERSION} of the protocol, the newcomer version {hello.version}"
         if member.id in self.gone:
             return f"this incarnation was declared lost: {self.gone[member.id]}"
+        if not _ID.fullmatch(member.id):
+            return f"{member.id!r} names no incarnation of a process"
         if not _ROLE.fullmatch(member.role):
             return f"{member.role!r} is no role: a role is one word of small letters and digits"
         if self.roles and member.role not in self.roles:

@@ -11,7 +11,7 @@ from engine.bus.calls import Calls
 from engine.bus.gate import Gate
 from engine.bus.mailbox import Letter, Mailbox
 from engine.bus.message import Call, Event, Failure, Member
-from engine.bus.names import FINISH, LEFT, LOST, MISSED
+from engine.bus.names import FINISH, LEFT, LOST
 from engine.bus.router import Arrived
 from engine.bus.streams import Streams, Waiting
 from engine.bus.transport import Frame
@@ -72,7 +72,7 @@ class Inflow:
 
     def missed(self, sender: Member, count: int) -> None:
         """A peer could not send so many events, as this process did not read."""
-        self._mailbox.post(Letter(MISSED, (), {"peer": sender.name, "count": count}))
+        self._mailbox.missed(sender.name, count)
 
     def state(self, sender: Member, name: str, version: int, value: Arrived) -> None:
         """A new version of a state came."""
@@ -113,12 +113,17 @@ class Inflow:
 
     def broken(self, error: BaseException) -> None:
         """The network is of no use any more: whoever waits, and the task at its next boundary, is told."""
-        self._gate.broken = error
+        if self._gate.broken is None:
+            self._gate.broken = error
         self._mailbox.look()
 
     def _watched(self, what: str, member: Member, cause: str) -> None:
         for watcher in list(self.watchers):
-            watcher(what, Peer.of(member), cause)
+            try:
+                watcher(what, Peer.of(member), cause)
+            except Exception as error:  # on a thread that others need: the task is told
+                error.add_note(f"raised in a watcher of peers, told that {member.name} {what}")
+                self.broken(error)
 
 
 class Outflow:
@@ -135,10 +140,10 @@ class Outflow:
         """Return a value where it lies, and what tells whether it still does."""
         return self._values.view(arrived)
 
-    def read(self, sender_id: str, name: str, version: int) -> None:
+    def read(self, sender_id: str, name: str) -> None:
         """A state that was pulled was used."""
         router = self._network.router
-        self._network.do(lambda: router.read(sender_id, name, version))
+        self._network.do(lambda: router.read(sender_id, name))
 
     def pull(self, sender_id: str, name: str) -> None:
         """A state cannot be read any more where it was offered."""

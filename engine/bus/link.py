@@ -33,6 +33,8 @@ FRAME_BYTES = 64 << 10
 
 FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 0.1, 1.0
 
+_MOST_PROBES = 64
+
 
 class Head(NamedTuple):
     """The head of a frame."""
@@ -108,8 +110,8 @@ class Lane:
         self.queued_bytes = 0
         self.up = False
         self._fenced = False  # whether nothing goes out before the probe is answered
-        self._probe: int | None = None  # how far was sent when the probe was, while it is not answered
-        self.epoch = 0
+        self._probes: dict[int, int] = {}  # not answered: how far was sent before each
+        self._epoch = 0
         self._wait = FIRST_PROBE_SECONDS
         self._probe_at: float | None = None
         self.asked_at: float | None = None
@@ -134,6 +136,7 @@ class Lane:
     def connected(self, now: float) -> None:
         """The connection is new: ask first what became of what was under way."""
         self.up = True
+        self._probes.clear()  # an answer to one of those would say nothing of what was lost just now
         if self._next > self._base:
             self._fenced = True
             self._probe_at = now
@@ -183,20 +186,24 @@ class Lane:
             self.queued_bytes -= size
         self._wait = FIRST_PROBE_SECONDS
         self.asked_at = None
-        if self._probe is None:
+        if self._next == self._base:
+            self._fenced = False  # nothing was lost after all
+        if not self._probes and not self._fenced:
             self._probe_at = now + self._wait if self._next > self._base else None
 
     def probe(self, now: float) -> int | None:
-        """Return the epoch of a probe to send now, or None."""
+        """Return the number of a probe to send now, or None."""
         if not self.up or self._probe_at is None or now < self._probe_at:
             return None
-        self.epoch += 1
-        self._probe = self._next
+        self._epoch += 1
+        if len(self._probes) >= _MOST_PROBES:
+            del self._probes[next(iter(self._probes))]
+        self._probes[self._epoch] = self._next
         if self.asked_at is None:
             self.asked_at = now
         self._wait = min(2 * self._wait, LAST_PROBE_SECONDS)
         self._probe_at = now + self._wait
-        return self.epoch
+        return self._epoch
 
     def ask(self, now: float) -> None:
         """Probe at once, even where nothing is under way: is anybody there?"""
@@ -204,15 +211,22 @@ class Lane:
             self._probe_at = now
 
     def probed(self, epoch: int, expected: int, now: float) -> None:
-        """A probe was answered: what was sent before it and is not acknowledged was lost."""
-        if epoch != self.epoch or self._probe is None:
+        """A probe was answered: what was sent before it and is not acknowledged was lost.
+
+        Where answers take longer than the time between probes, an older probe's counts as well, but
+        not once something is repeated because of another: the answer may be from before that.
+        """
+        sent = self._probes.get(epoch)
+        if sent is None or expected > self._next:
             return
         self.acknowledged(expected, now)
-        if self._base <= expected < self._probe:
+        if self._base <= expected < sent:
             for number in range(expected, self._next):
                 self._flying -= self._kept[number - self._base][1]
             self._next = expected
-        self._probe = None
+            self._probes.clear()
+        else:
+            self._probes = {one: far for one, far in self._probes.items() if one > epoch}
         self._fenced = False
         self.asked_at = None
         self._wait = FIRST_PROBE_SECONDS
@@ -221,6 +235,11 @@ class Lane:
     def heard(self) -> None:
         """Something came from the peer: it is there."""
         self.asked_at = None
+
+    def pardon(self, seconds: float) -> None:
+        """Nobody looked for an answer for so long: the peer has so much more time for it."""
+        if self.asked_at is not None:
+            self.asked_at += seconds
 
     def due(self) -> float | None:
         """When `probe` will have something to say; None while nothing is under way."""

@@ -13,13 +13,15 @@ from typing import Any, Protocol, TypeAlias
 from engine.bus.gate import Gate
 from engine.bus.names import MISSED
 from engine.bus.router import Arrived
-from engine.bus.slots import Torn
+from engine.bus.slots import Torn, Unattachable
 from engine.errors import CodecError, UnknownName, UsageError, did_you_mean, foremost
 
 Handler: TypeAlias = Callable[..., Any]
 
-MOST_PENDING = 100_000
+MOST_PENDING, MOST_PENDING_BYTES = 100_000, 64 << 20
 """So many events of one peer may wait for a boundary; what comes then is counted, and told."""
+
+_LETTER_BYTES = 500  # what an event takes beside its own bytes
 
 _NEWER_SECONDS = 5.0
 
@@ -35,8 +37,8 @@ class Opener(Protocol):
         """Return a value where it lies, and what tells whether it still does; raises as `load`."""
         ...
 
-    def read(self, sender_id: str, name: str, version: int) -> None:
-        """A state that was pulled was used: what is newer may be pulled."""
+    def read(self, sender_id: str, name: str) -> None:
+        """A state that was pulled was used, or made way: what is newer may be pulled."""
         ...
 
     def pull(self, sender_id: str, name: str) -> None:
@@ -64,6 +66,12 @@ class Letter:
     number: int = 0
     origin: tuple[int, int] = (0, 0)
     queued: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it takes, where it came from a peer."""
+        arrived = self.arrived
+        return _LETTER_BYTES if arrived is None else _LETTER_BYTES + len(arrived.skeleton) + arrived.size
 
 
 @dataclass(eq=False)
@@ -97,11 +105,11 @@ class Mailbox:
         self._gate, self._changed = gate, gate.changed
         self._queue: deque[Letter] = deque()
         self._number = 0
-        self._waited: dict[tuple[int, str], int] = {}
+        self._waited = threading.local()  # by event: the last letter that a wait of this thread returned
         self._waits: list[_Wait] = []
         self._states: dict[str, Letter] = {}  # the latest of each
-        self._pending_of: dict[str, int] = {}
-        self._missed: dict[str, int] = {}
+        self._pending_of: dict[str, tuple[int, int]] = {}  # by peer: letters, and their bytes
+        self._missed: dict[str, int] = {}  # by peer's name: events that are not here and were not told of
 
     # --- letters in -------------------------------------------------------------------------
 
@@ -111,16 +119,17 @@ class Mailbox:
             if letter.sender_id and not letter.state:
                 if not self.wanted(letter.name):
                     return  # it was on its way when the last listener went
-                count = self._pending_of.get(letter.sender_id, 0)
-                if count >= MOST_PENDING:
-                    self._missed[letter.sender_id] = self._missed.get(letter.sender_id, 0) + 1
+                count, size = self._pending_of.get(letter.sender_id, (0, 0))
+                if count >= MOST_PENDING or size >= MOST_PENDING_BYTES:
+                    self.missed(letter.sender, 1)
                     return
-                self._pending_of[letter.sender_id] = count + 1
+                self._pending_of[letter.sender_id] = count + 1, size + letter.bytes
             self._number += 1
             letter.number = self._number
             if letter.state:
                 latest = self._states.get(letter.name)
                 if latest is not None and latest.queued:
+                    self._used(latest)
                     latest.args, latest.arrived, latest.version = letter.args, letter.arrived, letter.version
                     latest.sender, latest.sender_id = letter.sender, letter.sender_id
                     latest.number, latest.origin = letter.number, letter.origin
@@ -128,6 +137,12 @@ class Mailbox:
                     return
                 self._states[letter.name] = letter
             self._enqueue(letter)
+
+    def missed(self, sender: str, count: int) -> None:
+        """So many events of a peer are lost for us: the next boundary tells it."""
+        with self._changed:
+            self._missed[sender] = self._missed.get(sender, 0) + count
+            self.look()
 
     def wanted(self, name: str) -> bool:
         """Whether anybody here listens to an event, or waited for one."""
@@ -207,7 +222,7 @@ class Mailbox:
             found = self._awaited(event, timeout, deadline, expected, announce)
             try:
                 args, kwargs = self._load(found)
-            except Torn:
+            except (Torn, Unattachable):
                 continue  # a newer one is on its way
             if found.state:
                 self._used(found)
@@ -240,12 +255,15 @@ class Mailbox:
             with self._changed:
                 if wait in self._waits:
                     self._waits.remove(wait)
-        with self._changed:
-            self._waited[threading.get_ident(), event] = found.number
+        self._last_of()[event] = found.number
         return found
 
+    def _last_of(self) -> dict[str, int]:
+        last: dict[str, int] = self._waited.__dict__
+        return last
+
     def _unseen(self, event: str) -> Letter | None:
-        after = self._waited.get((threading.get_ident(), event), 0)
+        after = self._last_of().get(event, 0)
         latest = self._states.get(event)
         if latest is not None:
             return latest if latest.number > after else None
@@ -266,6 +284,9 @@ class Mailbox:
         What handlers emit waits for the next boundary.
         """
         with self._changed:
+            for sender, missed in self._missed.items():
+                self.post(Letter(MISSED, (), {"peer": sender, "count": missed}))
+            self._missed.clear()
             count = len(self._queue)
             if count > 1:
                 self._queue = deque(sorted(self._queue, key=lambda letter: letter.origin))
@@ -287,12 +308,9 @@ class Mailbox:
 
     def _count_delivered(self, letter: Letter) -> None:
         if letter.sender_id and not letter.state:
-            left = self._pending_of.pop(letter.sender_id) - 1
-            if left:
-                self._pending_of[letter.sender_id] = left
-            elif letter.sender_id in self._missed:
-                count = self._missed.pop(letter.sender_id)
-                self.post(Letter(MISSED, (), {"peer": letter.sender, "count": count}))
+            count, size = self._pending_of.pop(letter.sender_id)
+            if count > 1:
+                self._pending_of[letter.sender_id] = count - 1, size - letter.bytes
 
     def _call(self, one: Subscription, letter: Letter, errors: list[Exception]) -> None:
         if one.once:
@@ -303,7 +321,7 @@ class Mailbox:
             else:
                 args, kwargs = self._load(letter)
                 one.handler(*args, **kwargs)
-        except Torn:
+        except (Torn, Unattachable):
             # What is newer is on its way, and is delivered in its place.
             if one.once:
                 with self._changed:
@@ -328,7 +346,7 @@ class Mailbox:
         if letter.state:
             try:
                 value = self.opener.load(arrived)
-            except Torn:
+            except (Torn, Unattachable):
                 self.opener.pull(letter.sender_id, letter.name)
                 raise
             with self._changed:
@@ -352,11 +370,16 @@ class Mailbox:
                 return
             try:
                 value, still = opener.view(arrived)
-                one.handler(value)
-                if still():
-                    return
-            except Torn:
-                pass
+            except (Torn, Unattachable):
+                still = _gone
+            else:
+                try:
+                    one.handler(value)
+                except Exception:
+                    if still():
+                        raise  # else it saw what nobody published
+            if still():
+                return
             opener.pull(letter.sender_id, letter.name)
             letter = self._newer(letter)
 
@@ -378,7 +401,7 @@ class Mailbox:
     def _used(self, letter: Letter) -> None:
         arrived = letter.arrived
         if self.opener is not None and arrived is not None and arrived.offer is None:
-            self.opener.read(letter.sender_id, letter.name, letter.version)
+            self.opener.read(letter.sender_id, letter.name)
 
 
 def raise_first(errors: list[Exception]) -> None:
@@ -394,6 +417,10 @@ def add_others(first: BaseException, errors: list[Exception]) -> None:
     for error in errors:
         if error is not first:
             first.add_note(f"another handler raised {type(error).__name__}: {error}")
+
+
+def _gone() -> bool:
+    return False
 
 
 def anywhere() -> tuple[int, int]:

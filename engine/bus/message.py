@@ -12,13 +12,16 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.errors import CodecError
+from engine.errors import CodecError, UsageError
 
 VERSION = 1
 """Of the protocol; peers of another one are refused."""
 
 SMALL_BYTES = 64 << 10
 """What is larger keeps off the control lane."""
+
+MOST_FACTS, MOST_FACTS_BYTES = 256, 16 << 10
+"""What a process says of itself: so many values, and bytes."""
 
 Name: TypeAlias = Annotated[str, Meta(max_length=200)]
 Number: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -237,6 +240,11 @@ Message: TypeAlias = (
     | Cancel
 )
 
+PEER_LOST = ""
+"""The kind of a `Failure` that nobody sent: whoever was called is gone.  No type has this name."""
+
+_MOST_TEXT = 2000
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
@@ -246,9 +254,33 @@ def pack(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
+def plain(text: object, most: int = _MOST_TEXT) -> str:
+    """Return any text, an error's as well, as one that can be sent: of no undue length, and UTF-8."""
+    try:
+        words = str(text)
+    except Exception as error:  # an error's own __str__ may do anything
+        words = f"a {type(text).__name__} whose text fails with {type(error).__name__}"
+    if len(words) > most:
+        words = f"{words[: most // 2]} ... {words[-most // 2 :]}"
+    return words.encode("utf-8", "backslashreplace").decode()
+
+
 def unpack(data: bytes | memoryview) -> Message:
     """Return the message in `data`; raises `CodecError` for anything else."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CodecError(f"bytes that are no message of the bus: {error}") from None
+
+
+def check_small(values: dict[str, Any], what: str) -> None:
+    """Raise `UsageError` unless these are small plain values, which everybody may be told."""
+    try:
+        size = len(msgspec.msgpack.encode(values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{what} takes plain values (numbers, text, lists, dicts): {error}") from None
+    if size > MOST_FACTS_BYTES or len(values) > MOST_FACTS:
+        raise UsageError(
+            f"{what} takes {MOST_FACTS} values and {MOST_FACTS_BYTES} bytes at most, not {len(values)} of "
+            f"{size} bytes"
+        )

@@ -14,6 +14,8 @@ LOST, LEFT, MISSED, FINISH = "task_peer_lost", "task_peer_left", "task_events_mi
 OWN = (LOST, LEFT, MISSED, FINISH)
 """Events that the bus itself emits, and nobody else."""
 
+MOST_CHARACTERS = 200
+
 _EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 
 
@@ -22,7 +24,7 @@ def check_event(event: str, roles: Sequence[str] = ()) -> str:
 
     Where there are `roles`, its first word is one of them, or ``task``.
     """
-    if not isinstance(event, str) or not _EVENT.fullmatch(event):
+    if not isinstance(event, str) or not _EVENT.fullmatch(event) or len(event) > MOST_CHARACTERS:
         raise UsageError(
             f"{event!r} cannot name an event; a name is <sender>_<data>[_<parameter>_<value>] "
             "in small letters and digits, like 'learner_model' or 'league_job_actor_0'"

@@ -42,6 +42,8 @@ from engine.bus.link import (
     read_head,
 )
 from engine.bus.message import (
+    MOST_FACTS,
+    SMALL_BYTES,
     VERSION,
     Changed,
     Fenced,
@@ -53,7 +55,9 @@ from engine.bus.message import (
     Refused,
     Report,
     Welcome,
+    check_small,
     pack,
+    plain,
     unpack,
 )
 from engine.bus.router import Inflow, Router
@@ -68,14 +72,30 @@ REFUSED_SECONDS, BROKEN_SECONDS, DEAF_SECONDS = 0.3, 1.0, 8.0
 HUB_SECONDS = 4.0
 """A hub whose connection broke is waited for so long."""
 
+REDIAL_SECONDS = 5.0
+"""A connection that seems to be there, but by which nothing is answered for so long, is made anew.
+
+The other end may have taken somebody else's for it, and drop what comes by this one.
+"""
+
 ACK_SECONDS, ACK_MESSAGES, ACK_BYTES = 0.005, 64, 4 << 20
 """An acknowledgement waits at most so for something to travel with."""
+
+MOST_HELLOS = 200
+"""So many requests to join are looked at in a second; those beyond are dropped unread, and come again."""
+
+MOST_CONTROL_BYTES = 2 << 20
+"""Of one frame of the control lane; a request to join has `SMALL_BYTES` at most."""
+
+MOST_COMMANDS = 20_000
+"""So much may wait for the network's thread; whoever emits more waits until there is less."""
 
 _MOST_OUTSIDERS, _OUTSIDE_SECONDS = 64, 60.0
 _HELLO_SECONDS = 0.1
 _PING_SECONDS = 2.0
-_AGAIN_SECONDS = 0.002
+_BLOCKED_SECONDS = 0.05  # the transport tells when there is room; this is for one that cannot
 _LONGEST_WAIT = 0.25
+_STALL_SECONDS = 1.0
 _SWITCH_SECONDS = 0.001
 
 
@@ -101,6 +121,7 @@ class _Peer:
     """The link to one peer: lanes out, intakes in, and what is known of its health."""
 
     __slots__ = (
+        "dialled_at",
         "down_at",
         "down_cause",
         "greeting",
@@ -130,6 +151,7 @@ class _Peer:
         self.down_cause = "it could not be reached"
         self.refused = False
         self.heard_at = now
+        self.dialled_at = now
         self.owed = 0
         self.owed_bytes = 0
         self.owed_since: float | None = None
@@ -185,6 +207,7 @@ class Network:
         self.address = transport.start(incarnation)
         try:
             facts = {"pid": os.getpid(), "host": socket.gethostname(), **(about or {})}
+            check_small(facts, "about")
             if at is None and not name:
                 name = f"{role}_0"
             self.me = Member(incarnation, name, role, self.address, facts)
@@ -208,10 +231,13 @@ class Network:
         self._refusal: str | None = None
         self._broken: BaseException | None = None
         self._hello_at = 0.0
+        self._hellos, self._hellos_at = float(MOST_HELLOS), 0.0  # a bucket that fills as time goes by
+        self._looked_at: float | None = None
         self._outsiders: dict[str, _Outsider] = {}
         self._blocked = False
         self._closing: tuple[float, str] | None = None
-        self._left = self._let_go = False
+        self._left = self._let_go = self._over = self._lost_hub = self._finishing = False
+        self._room = threading.Condition()
         self.dropped = 0
         """Frames and messages that made no sense."""
         self.lost: dict[str, str] = {}
@@ -241,13 +267,23 @@ class Network:
             refusal = self._refusal
             self.close("refused", 0.0)
             raise UsageError(f"the hub at {self._at} did not let {self.me.role} in: {refusal}")
+        if self._broken is not None:
+            raise self._broken
 
     def do(self, command: Callable[[], None]) -> None:
-        """Let the network's thread do something soon, in the order of the calls."""
+        """Let the network's thread do something soon, in the order of the calls; not once it has ended."""
+        if self._over:
+            return
         self._commands.append(command)
         if not self._waking:
             self._waking = True
             self._transport.wake()
+
+    def admit(self) -> None:
+        """Wait a little where more was asked for than the thread gets done; not with a lock in hand."""
+        if len(self._commands) > MOST_COMMANDS and threading.get_ident() != self._thread.ident:
+            with self._room:
+                self._room.wait_for(lambda: self._over or len(self._commands) <= MOST_COMMANDS // 2, 1.0)
 
     def close(self, reason: str, linger: float = 2.0) -> None:
         """Leave in order: what was sent is delivered first, for at most `linger` seconds; then stop."""
@@ -266,6 +302,11 @@ class Network:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's number."""
+        return self._thread.ident
 
     def knows(self, name: str) -> bool:
         """Whether a member of that name is there."""
@@ -304,18 +345,18 @@ class Network:
         """Ask every task of the run to finish."""
         if self._hub is None:
             if self.hub_id is not None:
-                self._push(self.hub_id, CONTROL, [pack(Finish(reason))])
+                self._push(self.hub_id, CONTROL, [pack(Finish(plain(reason)))])
         elif self._hub.finish is None:
-            self._hub.finish = reason
+            self._hub.finish = reason = plain(reason)
             self._tell(Finish(reason))
-            self._receiver.finish_told(reason)
+            self._finish_told(reason)
 
     def declare_lost(self, name: str, cause: str) -> None:
         """Strike off the member of that name, if it is there; only the hub can."""
         assert self._hub is not None
         member = self._hub.named(name)
         if member is not None and member.id != self.me.id:
-            self._lose(member.id, cause)
+            self._lose(member.id, plain(cause))
 
     # --- the thread -----------------------------------------------------------------------
 
@@ -328,32 +369,56 @@ class Network:
                 self._ids["hub"] = "hub"
                 transport.connect("hub", self._at)
             while True:
-                arrivals = transport.poll(self._wait(self._clock()))
+                wait = self._wait(self._clock())
+                arrivals = transport.poll(wait)
                 self._waking = False
                 now = self._clock()
+                self._pardon(now, wait)
                 self.router.at(now)
                 for arrival in arrivals:
                     self._arrived(arrival, now)
-                while self._commands:
-                    self._commands.popleft()()
+                self._obey()
                 self._keep_up(now)
+                over = self._closing is not None and self._closed(now)
                 self._flush(now)
-                if self._closing is not None and self._closed(now):
+                if over:
                     return
         except BaseException as error:
             self._broken = error
-            self._joined.set()
             self._receiver.broken(error)
-            if not isinstance(error, Exception):
-                raise
+            self._joined.set()
         finally:
+            self._over = True
             transport.close(0.2)
+            with self._room:
+                self._commands.clear()
+                self._room.notify_all()
+
+    def _obey(self) -> None:
+        """Do what other threads asked for until now; what they ask for meanwhile waits for the next round."""
+        crowded = len(self._commands) > MOST_COMMANDS
+        for _ in range(len(self._commands)):
+            self._commands.popleft()()
+        if crowded:
+            with self._room:
+                self._room.notify_all()
+
+    def _pardon(self, now: float, wait: float) -> None:
+        """Where this thread did not get to look for a while, give peers as much more time to answer."""
+        before, self._looked_at = self._looked_at, now
+        if before is None or now - before < wait + _STALL_SECONDS:
+            return
+        stalled = now - before - wait
+        for peer in self._peers.values():
+            peer.down_at += stalled
+            for lane in peer.lanes:
+                lane.pardon(stalled)
 
     def _wait(self, now: float) -> float:
         """How long there is nothing to do unless something comes."""
         if self._commands:
             return 0.0
-        until = now + (_AGAIN_SECONDS if self._blocked else _LONGEST_WAIT)
+        until = now + (_BLOCKED_SECONDS if self._blocked else _LONGEST_WAIT)
         for peer in self._peers.values():
             if peer.owed_since is not None:
                 until = min(until, peer.owed_since + ACK_SECONDS)
@@ -364,7 +429,7 @@ class Network:
         if not self._joined.is_set() and self._at is not None:
             until = min(until, self._hello_at)
         if self._closing is not None:
-            until = min(until, now + _AGAIN_SECONDS)
+            until = min(until, self._closing[0])
         return max(0.0, until - now)
 
     def _arrived(self, arrival: Any, now: float) -> None:
@@ -410,6 +475,8 @@ class Network:
         if not frames:
             raise CodecError("a message without frames")
         head = read_head(frames[0])
+        if arrival.lane == CONTROL and (len(frames) != 1 or len(frames[0]) > MOST_CONTROL_BYTES):
+            raise CodecError(f"{sum(map(len, frames))} bytes on the lane for what is small")
         if head.kind in (HELLO, WELCOME):
             self._greeting(arrival.peer, head, frames[0], now)
             return
@@ -441,6 +508,8 @@ class Network:
         if head.lane != arrival.lane:
             raise CodecError("a frame that came by another lane than it says")
         frames = arrival.frames
+        # Before anything is accepted: what was cut short somewhere is sent again.
+        blobs = list(read_blobs(frames[0], head.messages))
         known = peer.intakes[head.lane].accept(head.number, head.messages)
         peer.owed += max(1, head.messages)
         peer.owed_bytes += sum(map(len, frames)) if head.lane == BULK else len(frames[0])
@@ -448,12 +517,11 @@ class Network:
             peer.owed_since = now
         if known is None:
             return
-        for place, blob in enumerate(read_blobs(frames[0], head.messages)):
-            if place >= known:
-                try:
-                    self._message(arrival.peer, blob, frames[1:])
-                except CodecError as error:
-                    self._drop(arrival.peer, error)
+        for blob in blobs[known:]:
+            try:
+                self._message(arrival.peer, blob, frames[1:])
+            except CodecError as error:
+                self._drop(arrival.peer, error)
 
     def _message(self, sender: str, blob: memoryview, arena: Any) -> None:
         message = unpack(blob)
@@ -471,10 +539,13 @@ class Network:
     # --- joining --------------------------------------------------------------------------
 
     def _greeting(self, sender: str, head: Head, frame: Frame, now: float) -> None:
+        if head.kind == HELLO and not self._has_time_for(frame, now):
+            return
         (blob,) = read_blobs(frame, 1)
         message = unpack(blob)
-        if head.kind == HELLO and self._hub is not None and type(message) is Hello:
-            self._hello(sender, message, now)
+        if head.kind == HELLO:
+            if type(message) is Hello:
+                self._hello(sender, message, now)
         elif head.kind == WELCOME and type(message) is Fenced and sender == self.hub_id:
             if self._left:
                 self._let_go = True
@@ -484,14 +555,27 @@ class Network:
             if type(message) is Refused:
                 self._refusal = message.reason
                 self._joined.set()
-            elif type(message) is Welcome:
+            elif type(message) is Welcome and message.run == self.run:
                 self._welcome(sender, message)
+
+    def _has_time_for(self, frame: Frame, now: float) -> bool:
+        """Whether a request to join is looked at: by the hub, if it is small, and not too many at once."""
+        if self._hub is None or len(frame) > SMALL_BYTES:
+            return False
+        self._hellos = min(MOST_HELLOS, self._hellos + (now - self._hellos_at) * MOST_HELLOS)
+        self._hellos_at = now
+        if self._hellos < 1:
+            return False
+        self._hellos -= 1
+        return True
 
     def _hello(self, sender: str, hello: Hello, now: float) -> None:
         assert self._hub is not None
-        if hello.member.id != sender or self._closing is not None:
+        if hello.member.id != sender or sender == self.me.id or self._closing is not None:
             return
         answer, news = self._hub.hello(hello)
+        if type(answer) is Refused:
+            answer = Refused(plain(answer.reason))
         frame = _greeting_frame(answer)
         if type(answer) is Refused:
             if sender not in self._outsiders:
@@ -500,6 +584,7 @@ class Network:
             self._transport.send(sender, CONTROL, [frame])
             return
         if news is not None:
+            self._outsiders.pop(sender, None)
             self._link(news.member, now)
             self._met(news.member)
             self._tell(news, but=sender)
@@ -528,7 +613,7 @@ class Network:
             if member.id != self.me.id:
                 self._met(member)
         if welcome.finish is not None:
-            self._receiver.finish_told(welcome.finish)
+            self._finish_told(welcome.finish)
         self._joined.set()
 
     # --- membership -----------------------------------------------------------------------
@@ -545,7 +630,7 @@ class Network:
                 else:
                     self._part(id, cause, left)
             case Finish(reason):
-                self._receiver.finish_told(reason)
+                self._finish_told(reason)
             case _:
                 pass
 
@@ -560,7 +645,7 @@ class Network:
                     self._tell(news, but=sender)
             case Report(_, report):
                 known = self.router.members.get(sender)
-                if known is not None:
+                if known is not None and len(known.report | report) <= MOST_FACTS:
                     known.report.update(report)
             case Leaving(reason):
                 self._remove(sender, reason, left=True)
@@ -569,13 +654,15 @@ class Network:
             case _:
                 pass
 
+    def _finish_told(self, reason: str) -> None:
+        self._finishing = True
+        self._receiver.finish_told(reason)
+
     def _met(self, member: Member) -> None:
         """A member is new, or offers or wants something else."""
-        before = self.router.members.get(member.id)
-        if before is not None:
-            member.report.update(before.report)
+        new = member.id not in self.router.members
         self.router.changed(member)
-        if before is None:
+        if new:
             self._receiver.joined(member)
         self._receiver.changed()
 
@@ -608,6 +695,11 @@ class Network:
                 self._outside(id, peer.key, _greeting_frame(Fenced(cause)), self._clock())
                 if left:
                     self._transport.send(peer.key, CONTROL, [self._outsiders[id].frame])
+            elif id == self.hub_id:
+                # If it left in order, it waits to hear that everybody knows.
+                heard = pack_head(ACK, 0, CONTROL, 0, peer.expected)
+                self._outside(id, peer.key, heard, self._clock())
+                self._transport.send(peer.key, CONTROL, [heard])
             else:
                 self._transport.disconnect(peer.key)
         self._receiver.gone(member, cause, left)
@@ -660,6 +752,9 @@ class Network:
                 if epoch is not None:
                     frame = pack_head(PROBE, 0, number, epoch, peer.expected)
                     self._transport.send(peer.key, number, [frame])
+            asked_at = peer.asked_at
+            if asked_at is not None and peer.up and now - max(asked_at, peer.dialled_at) > REDIAL_SECONDS:
+                self._redial(id, peer, now)
             if self._hub is not None or id == self.hub_id:
                 self._judge(id, peer, now)
         self.router.look_again()
@@ -668,6 +763,20 @@ class Network:
         for id, outsider in list(self._outsiders.items()):
             if now > outsider.until:
                 self._forget_outsider(id)
+
+    def _redial(self, id: str, peer: _Peer, now: float) -> None:
+        address = self._at if peer.key == "hub" else self.router.members[id].address
+        assert address is not None
+        self._transport.disconnect(peer.key)
+        self._transport.connect(peer.key, address)
+        peer.up, peer.down_at, peer.down_cause = (
+            False,
+            now,
+            "it answered nothing and could not be reached anew",
+        )
+        peer.dialled_at = now
+        for lane in peer.lanes:
+            lane.broken()
 
     def _say_hello(self, now: float) -> None:
         if now >= self._hello_at:
@@ -699,6 +808,9 @@ class Network:
             self._lose_hub(cause)
 
     def _lose_hub(self, cause: str) -> None:
+        if self._lost_hub:
+            return
+        self._lost_hub = True
         name = self.router.members[self.hub_id].name if self.hub_id in self.router.members else "the hub"
         for id in list(self.router.members):
             self._part(id, f"the run's hub was lost: {cause}", id != self.hub_id)
@@ -743,7 +855,7 @@ class Network:
             return
         self._closing = until, reason
         if self._hub is not None:
-            self._tell(Gone(self.me.id, reason, True))
+            self._tell(Gone(self.me.id, plain(reason), True))
             self._left = True
 
     def _closed(self, now: float) -> bool:
@@ -753,14 +865,17 @@ class Network:
         if now >= until or self._let_go:
             return True
         hub = self._peers.get(self.hub_id or "")
-        if self._hub is None and (hub is None or not hub.up):
+        if self._hub is None and (hub is None or hub.refused):
             return True
-        if any(not lane.idle for peer in self._peers.values() if peer.up for lane in peer.lanes):
+        # A connection that broke just now may come back; where nobody listens it will not.
+        if any(not lane.idle for peer in self._peers.values() if not peer.refused for lane in peer.lanes):
+            return False
+        if not self._left and not self._finishing and self.router.has_items_for_somebody:
             return False
         if not self._left:
             self._left = True
             if self.hub_id is not None:
-                self._push(self.hub_id, CONTROL, [pack(Leaving(reason))])
+                self._push(self.hub_id, CONTROL, [pack(Leaving(plain(reason)))])
             return False
         return True
 

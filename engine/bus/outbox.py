@@ -85,11 +85,6 @@ class Outbox:
         self._count()
         return len(items)
 
-    @property
-    def idle(self) -> bool:
-        """Whether every item was taken or dropped."""
-        return not self.waiting and not any(self.flying.values())
-
     def _count(self) -> None:
         self.counts.waiting = len(self.waiting)
         self.counts.under_way = sum(map(len, self.flying.values()))

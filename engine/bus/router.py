@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.bus.message import (
+    PEER_LOST,
     SMALL_BYTES,
     Call,
     Cancel,
@@ -35,6 +36,7 @@ from engine.bus.message import (
     pack,
 )
 from engine.bus.outbox import Counts, Outbox, OutgoingItem
+from engine.bus.slots import Torn, Unattachable
 from engine.bus.transport import BULK, CONTROL, Frame
 from engine.errors import did_you_mean
 
@@ -60,7 +62,10 @@ class Body(Protocol):
         ...
 
     def frames(self) -> list[Frame]:
-        """Its arrays as frames that do not change any more."""
+        """Its arrays as frames that do not change any more.
+
+        Raises `Torn` for a version of a state that a newer one has overwritten.
+        """
         ...
 
     def release(self) -> None:
@@ -141,10 +146,13 @@ class Router:
         self._missed: dict[str, int] = {}
         self._behind: dict[str, set[str]] = {}
         self._published: dict[str, _Published] = {}
-        self._pulling: dict[tuple[str, str], int] = {}
-        self._newest: dict[tuple[str, str], Notice] = {}
-        self._unread: set[tuple[str, str]] = set()
+        self._owing: dict[str, set[str]] = {}  # by state: who pulled what was overwritten meanwhile
+        self._newest: dict[tuple[str, str], int] = {}  # the version that we were told of last
+        self._handed: dict[tuple[str, str], int] = {}  # the version that was handed over last
+        self._pulling: set[tuple[str, str]] = set()
+        self._unread: set[tuple[str, str]] = set()  # pulled and handed over, but not read yet
         self.outboxes: dict[str, Outbox] = {}
+        self._apart: set[str] = set()  # who cannot reach our shared memory
         self._asked: dict[int, _Asked] = {}
         self._serving: dict[str, set[int]] = {}
 
@@ -168,12 +176,16 @@ class Router:
         member = self.members.pop(id, None)
         if member is None:
             return
+        self._apart.discard(id)
         self._missed.pop(id, None)
         self._behind.pop(id, None)
         self._serving.pop(id, None)
+        for owed in self._owing.values():
+            owed.discard(id)
         for key in [key for key in self._newest if key[0] == id]:
             self._newest.pop(key)
-            self._pulling.pop(key, None)
+            self._handed.pop(key, None)
+            self._pulling.discard(key)
             self._unread.discard(key)
         self._index()
         for name, outbox in self.outboxes.items():
@@ -182,7 +194,7 @@ class Router:
         for number, asked in list(self._asked.items()):
             if asked.server == id:
                 del self._asked[number]
-                self._inflow.replied(number, Failure(number, "PeerLost", cause, member.name, False))
+                self._inflow.replied(number, Failure(number, PEER_LOST, cause, member.name, False))
         self._find_servers()
 
     def _index(self) -> None:
@@ -237,6 +249,8 @@ class Router:
             before.body.release()
         for id in self.listeners.get(name, ()):
             self._notify(id, name)
+        for id in self._owing.pop(name, ()):
+            self._send_state(id, name)
 
     def _notify(self, id: str, name: str) -> None:
         if self._backlog(id) > MOST_BACKLOG_BYTES:
@@ -252,35 +266,40 @@ class Router:
 
     def _noticed(self, sender: Member, notice: Notice) -> None:
         key = sender.id, notice.name
-        newest = self._newest.get(key)
-        if newest is not None and newest.version >= notice.version:
+        if self._newest.get(key, -1) >= notice.version:
             return
-        self._newest[key] = notice
+        self._newest[key] = notice.version
         if notice.skeleton is not None and (
             notice.size == 0 or (notice.offer is not None and self._attach(notice.offer))
         ):
+            self._handed[key] = notice.version
             value = Arrived(notice.skeleton, notice.size, notice.offer if notice.size else None)
             self._inflow.state(sender, notice.name, notice.version, value)
-        elif key not in self._unread:
+        else:
+            self._pull_newer(key)
+
+    def _pull_newer(self, key: tuple[str, str]) -> None:
+        """Pull a state where a newer version is known than the last, and that was read."""
+        if key not in self._unread and self._newest.get(key, -1) > self._handed.get(key, -1):
             self._pull(key)
 
     def _pull(self, key: tuple[str, str]) -> None:
         if key not in self._pulling:
-            self._pulling[key] = self._newest[key].version
+            self._pulling.add(key)
             self._send(key[0], CONTROL, [pack(Pull(key[1]))])
 
-    def read(self, sender: str, name: str, version: int) -> None:
-        """A value that was pulled was used: a newer one may be pulled now."""
+    def read(self, sender: str, name: str) -> None:
+        """A value that was pulled was used, or made way: a newer one may be pulled now."""
         key = sender, name
-        self._unread.discard(key)
-        newest = self._newest.get(key)
-        if newest is not None and newest.version > version:
-            self._pull(key)
+        if key in self._unread:
+            self._unread.discard(key)
+            self._pull_newer(key)
 
     def pull(self, sender: str, name: str) -> None:
         """The offered value cannot be read any more: pull the latest."""
         key = sender, name
         if key in self._newest:
+            self._handed.pop(key, None)
             self._pull(key)
 
     # --- streams --------------------------------------------------------------------------
@@ -316,11 +335,18 @@ class Router:
 
     def _send_item(self, id: str, name: str, item: OutgoingItem) -> None:
         body: Body = item.body
-        offer = None if item.inline else body.offer()
+        offer = None if item.inline or id in self._apart else body.offer()
         age = max(0.0, self._now - item.since)
         head = pack(Item(name, item.number, age, body.size, body.skeleton, offer))
         # Always on one lane, whatever its size, so that a consumer gets items in order.
         self._send(id, BULK, [head] if offer is not None or body.size == 0 else [head, *body.frames()])
+
+    def resend(self, sender: str, name: str, number: int) -> bool:
+        """Ask for the arrays of an offered item that cannot be reached any more; False if nobody is there."""
+        if sender not in self.members:
+            return False
+        self._send(sender, CONTROL, [pack(Resend(name, number))])
+        return True
 
     def take(self, sender: str, name: str, numbers: list[int]) -> None:
         """Tell the producer that items were taken."""
@@ -346,6 +372,7 @@ class Router:
         if item is not None:
             item.inline = True
             self._send_item(sender.id, name, item)
+            self._apart.add(sender.id)
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -457,21 +484,36 @@ class Router:
                 pass  # membership is the network's affair
 
     def _pulled(self, sender: Member, name: str) -> None:
-        state = self._published.get(name)
-        if state is not None:
-            body = state.body
-            head = pack(State(name, state.version, body.size, body.skeleton))
-            self._send(sender.id, BULK, [head, *body.frames()] if body.size else [head])
+        if name in self._published:
+            self._send_state(sender.id, name)
+
+    def _send_state(self, id: str, name: str) -> None:
+        state = self._published[name]
+        body = state.body
+        try:
+            frames = body.frames() if body.size else []
+        except (Torn, Unattachable):
+            # What has overwritten it is published in a moment, and sent instead.
+            self._owing.setdefault(name, set()).add(id)
+            return
+        self._send(id, BULK, [pack(State(name, state.version, body.size, body.skeleton)), *frames])
 
     def _state(self, sender: Member, message: State, arena: Sequence[Frame]) -> None:
         key = sender.id, message.name
-        if self._pulling.pop(key, None) is None:
+        if key not in self._pulling:
             return
-        self._unread.add(key)
-        value = Arrived(message.skeleton, message.size, None, arena)
-        self._inflow.state(sender, message.name, message.version, value)
+        self._pulling.discard(key)
+        if message.version > self._handed.get(key, -1):
+            self._handed[key] = message.version
+            self._newest[key] = max(message.version, self._newest.get(key, -1))
+            self._unread.add(key)
+            value = Arrived(message.skeleton, message.size, None, arena)
+            self._inflow.state(sender, message.name, message.version, value)
+        self._pull_newer(key)
 
     def _item(self, sender: Member, item: Item, arena: Sequence[Frame]) -> None:
+        if item.name not in self.me.consumes:
+            return
         if item.offer is not None and not self._attach(item.offer):
             self._send(sender.id, CONTROL, [pack(Resend(item.name, item.number))])
             return
@@ -482,9 +524,9 @@ class Router:
 
     def counts(self) -> dict[str, Counts]:
         """What became of the items of every stream of ours."""
-        return {name: outbox.counts for name, outbox in self.outboxes.items()}
+        return {name: outbox.counts for name, outbox in list(self.outboxes.items())}
 
     @property
-    def idle(self) -> bool:
-        """Whether every item of every stream was taken."""
-        return all(outbox.idle for outbox in self.outboxes.values())
+    def has_items_for_somebody(self) -> bool:
+        """Whether an item waits for room at a consumer."""
+        return any(outbox.waiting and self.consumers.get(name) for name, outbox in self.outboxes.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import logging
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from engine.bus.message import Failure
+from engine.bus.message import PEER_LOST, Failure, plain
 from engine.errors import EngineError, NoSuchService, Overloaded, PeerLost, RemoteError, UsageError
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ Where: TypeAlias = Literal["task", "service", "inline"]
 MOST_WAITING = 256
 """Calls that wait for one thread; more are refused at once."""
 
-_TRACEBACK_CHARACTERS = 16_000
+_MESSAGE_CHARACTERS, _TRACEBACK_CHARACTERS = 10_000, 16_000
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +74,7 @@ class Services:
             call.finish(None, NoSuchService(f"{call.method!r} is not served here (any more)"))
             return False
         if service.where == "inline":
-            self.answer(call)
+            self._answer_aside(call)
             return False
         queue = self.for_task if service.where == "task" else self._for_service
         if len(queue) >= MOST_WAITING:
@@ -109,12 +110,21 @@ class Services:
         else:
             call.finish(result, None)
 
+    def _answer_aside(self, call: Served) -> None:
+        """As `answer`, on a thread that others need as well: whatever a handler raises, it goes on."""
+        try:
+            self.answer(call)
+        except BaseException as error:  # only the caller is concerned, and has been told
+            log.warning("%s ended with %r, away from the task's thread", call.method, error)
+
     def cancel(self, caller: str, number: int) -> None:
         """Nobody waits for a call any more."""
         for queue in (self.for_task, self._for_service):
             for call in list(queue):
                 if call.caller == caller and call.number == number:
                     call.cancelled = True
+                    with contextlib.suppress(ValueError):  # it was taken out just now
+                        queue.remove(call)
 
     def close(self) -> None:
         """Answer no more; the service thread ends after what it is at."""
@@ -133,7 +143,7 @@ class Services:
                 if self._closed:
                     return
                 call = self._for_service.popleft()
-            self.answer(call)
+            self._answer_aside(call)
 
 
 def failure_of(number: int, error: BaseException) -> Failure:
@@ -141,12 +151,13 @@ def failure_of(number: int, error: BaseException) -> Failure:
     refused = isinstance(error, NoSuchService | Overloaded) and error.__traceback__ is None
     text = "" if refused else "".join(traceback.format_exception(error))
     kind = type(error).__name__
-    return Failure(number, kind[:200], str(error)[:10_000], text[-_TRACEBACK_CHARACTERS:], refused)
+    message, trace = plain(error, _MESSAGE_CHARACTERS), plain(text, _TRACEBACK_CHARACTERS)
+    return Failure(number, plain(kind, 200), message, trace, refused)
 
 
 def error_of(failure: Failure, method: str, server: str) -> Exception:
     """Return the error that a failed call raises here."""
-    if failure.kind == "PeerLost":
+    if failure.kind == PEER_LOST:
         return PeerLost(
             f"{method!r} was not answered: {failure.message}", peer=failure.traceback, cause=failure.message
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from engine.bus.gate import Gate
 from engine.bus.router import Arrived
-from engine.bus.slots import Torn
+from engine.bus.slots import Torn, Unattachable
 from engine.errors import CodecError, Overloaded, PeerLost, UsageError
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class Streams:
                 self._changed.notify_all()
             return
         try:
+            self._gate.check("a push")
             body = values.snapshot(value)
         except BaseException:
             self.settled(name, 1)
@@ -202,11 +203,26 @@ class Streams:
             item = self._gate.until(next_item, timeout, late, what=f"an item of {name!r}", finishing=True)
             try:
                 return self._opened(stream, item, view)
+            except Unattachable:
+                self._have_sent_again(stream, item)
             except (CodecError, Torn):
-                # Nonsense, or the memory of a producer that is gone: it is off everybody's hands.
-                self._acknowledge(stream, item)
-                with self._changed:
-                    stream.dropped += 1
+                self._acknowledge(stream, item)  # nonsense: it is off everybody's hands
+                self._drop(stream)
+
+    def _have_sent_again(self, stream: Stream, item: Waiting) -> None:
+        """Have an item come by socket, as its memory is out of reach; drop it where its producer is gone."""
+        network = self.network
+        assert network is not None
+
+        def ask() -> None:
+            if not network.router.resend(item.sender_id, stream.name, item.number):
+                self._drop(stream)
+
+        network.do(ask)
+
+    def _drop(self, stream: Stream) -> None:
+        with self._changed:
+            stream.dropped += 1
 
     def _check_there(self, sender: str | None) -> None:
         """Raise `PeerLost` where a named sender, of whom nothing waits, is not in the run (any more)."""

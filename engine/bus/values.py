@@ -18,6 +18,9 @@ from engine.bus.transport import Frame
 SHARED_FROM = 64 << 10
 """From so many bytes on, shared memory is quicker than a frame."""
 
+FRAME_BYTES = 32 << 20
+"""Larger arrays travel in several frames: what asks whether a peer is alive passes between them."""
+
 
 class Snapshot:
     """A value as it was when it was sent; see `router.Body`."""
@@ -41,14 +44,15 @@ class Snapshot:
         return self._offer
 
     def frames(self) -> list[Frame]:
-        """Its arrays, as one frame that nobody changes."""
+        """Its arrays, as frames that nobody changes; raises `Torn`, see `router.Body`."""
         if not self.size:
             return []
         if self._arena is None:
             assert self._offer is not None
             assert self._reader is not None
             self._arena = self._reader(self._offer)
-        return [self._arena]
+        arena = memoryview(self._arena)
+        return [arena[at : at + FRAME_BYTES] for at in range(0, self.size, FRAME_BYTES)]
 
     def release(self) -> None:
         """Let go of its memory."""

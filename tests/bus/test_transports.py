@@ -258,6 +258,17 @@ def test_who_is_disconnected_is_not_heard_of_again_until_connected(world: World)
     world.until(lambda: other.received)
 
 
+def test_what_a_peer_sent_is_not_lost_by_disconnecting_from_it(world: World) -> None:
+    one, other = world.pair()
+    other.connect(one)
+    world.until(lambda: other.is_up)
+    for number in range(400):
+        world.until(lambda: other.send(one, CONTROL, b"%d" % number), [other])  # noqa: B023
+    world.until(lambda: one.received, [one])
+    one.transport.disconnect(other.me)
+    world.until(lambda: len(one.received) == 400)
+
+
 def test_a_peer_may_move_to_another_address(world: World) -> None:
     one, other = world.pair()
     moved = world.end("learner_0:3c")
@@ -656,6 +667,20 @@ def test_frames_of_somebody_who_is_no_peer_are_dropped_and_counted(worlds: Any, 
     world.sent(one, other, CONTROL, b"here")
     world.until(lambda: other.received)
     assert [got.frames for got in other.received] == [[b"here"]]
+
+
+def test_a_flood_of_malformed_messages_does_not_hold_up_what_comes_after(worlds: Any) -> None:
+    world = worlds(ZeroMQ)
+    other = world.end("learner_0:2b")
+    with raw(f"ipc://{parse_address(other.address).path}", b"cactor_0:1a") as dealer:
+        for _ in range(600):
+            dealer.send_multipart([b"noise"] * (zeromq.MAX_FRAMES + 1))
+        dealer.send(b"here")
+        started = time.monotonic()
+        while not other.received:
+            other.arrived += other.transport.poll(SECONDS)
+        assert time.monotonic() - started < SECONDS, "it slept while there was something to take"
+    assert other.transport.dropped == 600
 
 
 @pytest.mark.parametrize("letter", [b"c", b"b"])
