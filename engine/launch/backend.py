@@ -52,8 +52,8 @@ class Handle(Protocol):
         """Ask it to end; it does so in order, if it can."""
         ...
 
-    def kill(self) -> None:
-        """End it and whatever it started, now."""
+    def kill(self) -> bool:
+        """End it and whatever it started, now; False where it had ended by itself."""
         ...
 
 

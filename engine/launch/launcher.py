@@ -28,6 +28,7 @@ from engine.errors import UsageError
 from engine.launch.backend import Backend, Ended, Handle, Order
 from engine.launch.card import OBSERVER, Card
 from engine.launch.crew import Crew, Failure, Place, blame
+from engine.launch.ledger import Ledger
 from engine.launch.losses import Fail, Restart, decide
 from engine.launch.plan import Plan
 from engine.runs.fleet import Fleet
@@ -45,6 +46,7 @@ _NOW_SECONDS = 1.0
 _BLAME_SECONDS = 0.3  # so long the cause of a failure may come after its consequence
 _EXIT_SECONDS = 0.5  # so long a lost process may take to end by itself
 _TICK = 0.2
+_STALL_SECONDS = 3.0  # a loop that stood still for so long was stopped, or the machine was
 
 Stage: TypeAlias = Literal["running", "finishing", "failed"]
 
@@ -57,6 +59,8 @@ class _Event:
     seat: str = ""
     about: Any = None
     handle: Handle | None = None
+    report: Mapping[str, Any] | None = None
+    """What somebody who is gone said last of himself."""
 
 
 class Launcher:
@@ -90,7 +94,8 @@ class Launcher:
         self._settle_at: float | None = None
         self._progress: dict[str, Any] = {}
         self._bus: Bus | None = None
-        self._begin = time.monotonic()
+        self._begin = self._ticked = time.monotonic()
+        self._ledger = Ledger()
 
     def __call__(self) -> Run:
         """Run the program to its end; return the run.  Raises what made it fail."""
@@ -144,13 +149,26 @@ class Launcher:
 
     def _close(self) -> None:
         """End what still runs; after this nothing is left of the run but its folder."""
-        self._display.update(self.status())
-        self._display.close()
         with contextlib.ExitStack() as stack:
             stack.callback(self._write_card, None)
+            stack.callback(self._hear_last_words)
             if self._bus is not None:
                 stack.callback(self._bus.close)
             stack.callback(self._backend.close)
+            self._hear_last_words()
+            if losses := self._ledger.losses():
+                self._display.message(losses, level="warning")
+            self._display.update(self.status())
+            self._display.close()
+
+    def _hear_last_words(self) -> None:
+        """Note what those who are gone said last: some go while nobody looks at the events any more."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                if event.report:
+                    self._ledger.note(event.seat, event.report)
+        self._note_reports()
 
     def _write_card(self, address: str | None) -> None:
         Card(
@@ -165,6 +183,8 @@ class Launcher:
     def _tell_end(self, error: BaseException | None) -> None:
         """Write into run.json how the run ended, where the process that records it did not get to it."""
         run = Run.open(self._run.path)
+        if totals := self._ledger.totals():
+            run.update(exchange=totals)
         if isinstance(error, KeyboardInterrupt) or (error is not None and self._interrupts):
             run.finish("interrupted", "interrupted at once")
         elif error is not None:
@@ -202,6 +222,8 @@ class Launcher:
 
     def _handle(self, event: _Event) -> None:
         place = self._crew.places.get(event.seat)
+        if event.report:
+            self._ledger.note(event.seat, event.report)
         if event.kind == "line":
             self._on_line(event.seat, event.about)
         elif event.kind == "joined":
@@ -223,6 +245,12 @@ class Launcher:
             self._gone(place, event.about, left=event.kind == "left")
 
     def _tick(self, now: float) -> None:
+        stalled, self._ticked = now - self._ticked - _TICK, now
+        if stalled > _STALL_SECONDS:
+            self._display.message(
+                f"the launcher stood still for {stalled:.0f} s: who waited for it may have given up",
+                level="warning",
+            )
         for place in self._crew.alive():
             if place.due is not None and now >= place.due:
                 self._start(place)
@@ -245,6 +273,7 @@ class Launcher:
 
     def _start(self, place: Place) -> None:
         name = place.seat.name
+        self._ledger.begin(name)
         place.state, place.due, place.kill_by = "starting", None, None
         place.cause, place.killed = "", False
         place.join_by = time.monotonic() + self._join_timeout
@@ -267,10 +296,13 @@ class Launcher:
     def _joined(self, name: str, about: Mapping[str, Any]) -> None:
         place = self._crew.places.get(name)
         if place is None or not place.alive:
+            self._ledger.begin(name)
             self._crew.attach(name, str(about["role"]), dict(about))
             self._display.message(f"{name} has joined, from {about.get('host')}")
             return
         place.state, place.about, place.join_by = "running", dict(about), None
+        if all(one.state == "running" for one in self._crew.places.values()):
+            self._display.update(self.status())
 
     def _gone(self, place: Place, cause: str, *, left: bool) -> None:
         """Somebody left the bus; what was started here has ended when its process has."""
@@ -301,7 +333,10 @@ class Launcher:
         if failure is None and place.seat.role in self.plan.roles and (how.code == 0 or asked):
             expected = how.code in (0, 130) or not self.plan.roles[place.seat.role].records
             if expected or self._stage == "failed" or self._interrupts:
-                place.state = "lost" if how.code == -signal.SIGKILL else "finished"
+                place.state = "finished"
+                if how.code == -signal.SIGKILL:
+                    place.state = "lost"
+                    self._ledger.lose(name)
                 if self._crew.over() and self._stage == "running":
                     self._finish(f"{name} has finished")
                 self._hurry()
@@ -312,6 +347,8 @@ class Launcher:
 
     def _lose(self, place: Place, failure: Failure) -> None:
         place.state = "lost"
+        self._note_reports()
+        self._ledger.lose(place.seat.name)
         role = self.plan.roles[place.seat.role]
         policy = self.plan.policies[role.name]
         left = self._crew.left(role.name)
@@ -337,8 +374,11 @@ class Launcher:
             self._warn(failure, f"the run goes on with {left} {role.name}{'s' if left != 1 else ''}")
 
     def _warn(self, failure: Failure, then: str) -> None:
+        steps = self._ledger.at_most_lost(failure.seat)
         self._display.message(
-            f"{failure.text()}; {then}", level="warning", traceback=failure.traceback or failure.output
+            "; ".join(part for part in (failure.text(), then, steps) if part),
+            level="warning",
+            traceback=failure.traceback or failure.output,
         )
 
     def _fail(self, failure: Failure, why: str) -> None:
@@ -382,12 +422,13 @@ class Launcher:
                 place.handle.terminate()
 
     def _kill(self, place: Place) -> None:
-        place.killed = True
         if place.handle is not None:
-            place.handle.kill()
+            place.killed = place.handle.kill()
         else:
+            place.killed = True
             self._strike(place.seat.name, place.cause or "did not leave in time")
             place.state = "lost"
+            self._ledger.lose(place.seat.name)
 
     def _strike(self, name: str, cause: str) -> None:
         """Tell everybody that a process is gone, unless they know."""
@@ -409,6 +450,7 @@ class Launcher:
             "seconds": round(time.monotonic() - self._begin, 3),
             "progress": dict(self._progress),
             "seats": self._crew.rows(),
+            "exchange": self._ledger.totals(),
         }
 
     def _note_reports(self) -> None:
@@ -417,11 +459,12 @@ class Launcher:
             place = self._crew.places.get(peer.name)
             if place is not None and peer.report:
                 place.note(peer.report, time.monotonic())
+                self._ledger.note(peer.name, peer.report)
 
     def _on_member(self, kind: str, peer: Any, cause: str) -> None:
         if peer.role in self.plan.roles:
             about: Any = {**peer.about, "role": peer.role} if kind == "joined" else cause
-            self._events.put(_Event(kind, peer.name, about))  # type: ignore[arg-type]
+            self._events.put(_Event(kind, peer.name, about, report=peer.report))  # type: ignore[arg-type]
 
     def _on_line(self, name: str, line: str) -> None:
         row = self._display.line(name, line)

@@ -34,6 +34,7 @@ TCP, KEY_FILE = "ENGINE_TCP", "ENGINE_KEY_FILE"
 _TAIL = 60  # lines of output that are kept to explain a death
 _LONGEST_LINE = 64 << 10
 _DRAIN_SECONDS = 2.0
+_LOOK = os.WEXITED | os.WNOWAIT | os.WNOHANG
 
 
 class Processes:
@@ -150,19 +151,26 @@ class Process:
         """Ask the process to end."""
         self._signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Kill its whole group."""
+    def kill(self) -> bool:
+        """Kill its whole group; False where the process had ended by itself."""
+        ended = self._popen.returncode is not None
+        if not ended:
+            with contextlib.suppress(ChildProcessError):
+                ended = os.waitid(os.P_PID, self._popen.pid, _LOOK) is not None
         self._signal(signal.SIGKILL, group=True)
+        return not ended
 
     def join(self) -> None:
         """Wait until its end was told."""
         self._waiter.join(30)
 
     def _signal(self, number: int, *, group: bool = False) -> None:
+        if self._popen.returncode is not None:
+            return  # its number may be somebody else's by now
         with contextlib.suppress(ProcessLookupError):
             if group:
                 os.killpg(self._popen.pid, number)
-            elif self._popen.returncode is None:
+            else:
                 self._popen.send_signal(number)
 
     def _wait(self) -> None:

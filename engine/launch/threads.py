@@ -57,10 +57,13 @@ class Thread:
         """Ask its task to finish."""
         self._stopping.ask("asked to")
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """Give it up: its peers are told that it is gone."""
+        if self._ended.is_set():
+            return False
         self._stopping.ask("given up")
         self._tell(Ended(-9, "given up: its thread does not end"))
+        return True
 
     def join(self) -> None:
         """Wait for its end, for a while."""

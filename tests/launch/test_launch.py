@@ -111,8 +111,9 @@ class Deaf:
             def terminate(self) -> None:
                 on_end(Ended(-15, "killed by SIGTERM"))
 
-            def kill(self) -> None:
+            def kill(self) -> bool:
                 on_end(Ended(-9, "killed by SIGKILL"))
+                return True
 
         return Process()
 

@@ -83,7 +83,10 @@ class Sent:
         self._steps: deque[int] = deque()
 
     def report(self) -> None:
-        """Tell how far this collector is, and how much of it nobody has taken yet."""
+        """Tell how far this collector is, and how much of it nobody has taken yet.
+
+        Told before and after every push: of a collector that is killed, the launcher knows the rest.
+        """
         waiting = self._bus.waiting(TRAJECTORIES)
         while len(self._steps) > waiting:
             self._steps.popleft()
@@ -94,6 +97,7 @@ class Sent:
         self._bus.push(TRAJECTORIES, data, timeout=timeout)
         self.sent += steps
         self._steps.append(steps)
+        self.report()
 
 
 def send_trajectories(
@@ -217,18 +221,28 @@ class Receiver:
         self._most = most
         self._begun = False
         self._received: dict[str, int] = {}
+        self._unlearned: dict[str, int] = {}
 
     def take(self, ctx: Any) -> list[dict[str, Arrays]]:
         """Return the columns of the items, in the order of their senders' names in lockstep.
 
         Writes: ctx.env_step, ctx.env_episode, ctx.metrics["collect/..."], ["exchange/..."].
         """
-        items = self._from_each() if self._lockstep else self._what_is_there()
+        items: list[Taken] = []
+        try:
+            if self._lockstep:
+                self._from_each(items)
+            else:
+                self._what_is_there(items)
+        except BaseException:
+            # They are off their senders' hands, and nobody will learn from them.
+            self._count(items, self._unlearned)
+            raise
         values: list[dict[str, Any]] = [item.value for item in items]
-        for item, value in zip(items, values, strict=True):
+        for value in values:
             ctx.env_step += value["env_step"]
             ctx.env_episode += value["env_episode"]
-            self._received[item.sender] = self._received.get(item.sender, 0) + value["env_step"]
+        self._count(items, self._received)
         for name in sorted({name for value in values for name in value["metrics"]}):
             found = [value["metrics"][name] for value in values if name in value["metrics"]]
             ctx.metrics[name] = sum(found) / len(found)
@@ -236,17 +250,24 @@ class Receiver:
         ctx.metrics["exchange/behind_sending"] = sum(behind) / len(behind)
         ctx.metrics["exchange/queue_seconds"] = sum(item.seconds for item in items) / len(items)
         ctx.metrics["exchange/items"] = len(items)
-        self._bus.report(received=dict(self._received), waiting=self._bus.waiting(TRAJECTORIES))
         return [value["columns"] for value in values]
 
-    def _what_is_there(self) -> list[Taken]:
-        items = [self._bus.take(TRAJECTORIES, timeout=self._timeout)]
+    def _count(self, items: list[Taken], steps: dict[str, int]) -> None:
+        """Count the env steps of items by sender, and tell the run."""
+        for item in items:
+            steps[item.sender] = steps.get(item.sender, 0) + item.value["env_step"]
+        self._bus.report(
+            received=dict(self._received),
+            unlearned=dict(self._unlearned),
+            waiting=self._bus.waiting(TRAJECTORIES),
+        )
+
+    def _what_is_there(self, items: list[Taken]) -> None:
+        items.append(self._bus.take(TRAJECTORIES, timeout=self._timeout))
         while len(items) < self._most and self._bus.waiting(TRAJECTORIES):
             items.append(self._bus.take(TRAJECTORIES, timeout=self._timeout))
-        return items
 
-    def _from_each(self) -> list[Taken]:
-        items: list[Taken] = []
+    def _from_each(self, items: list[Taken]) -> None:
         while not items:
             crew = 1 if self._begun else self._bus.crew.get("collector", 1)
             names = self._bus.wait_for_peers("collector", crew, timeout=self._timeout)
@@ -256,7 +277,6 @@ class Receiver:
                     items.append(self._bus.take(TRAJECTORIES, sender=name, timeout=self._timeout))
                 except PeerLost:
                     continue  # the others go on; who decides whether they may is the launcher
-        return items
 
 
 def receive_trajectories(
