@@ -74,6 +74,15 @@ class Section:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Part:
+    """What one benchmark adds to a section of several."""
+
+    goals: list[Goal]
+    sides: list[Sides] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
 def take_turns(sides: Mapping[str, Callable[[int], float]], rounds: int, unit: str) -> Sides:
     """Call each side with the number of the round; it returns its own figure (seconds, steps/s, ...)."""
     names = list(sides)
