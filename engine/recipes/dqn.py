@@ -124,7 +124,13 @@ def dqn(
     envs = make_envs(config, roles, bus)
     policy = DQN(*envs.spaces, config.policy, device=config.device, seed=config.seed)
     actor = policy.actor(stream(config.seed, "collect", part_of(bus)))
-    task = Task(OnlineContext(), bus=bus, async_mode=config.async_mode, max_lag=config.max_lag)
+    task = Task(
+        OnlineContext(),
+        role="main" if together else "+".join(sorted(roles)),
+        bus=bus,
+        async_mode=config.async_mode,
+        max_lag=config.max_lag,
+    )
     task.own(*envs.present)
     lockstep, patience, capacity = exchange.lockstep, exchange.patience, exchange.capacity
     n_step = None

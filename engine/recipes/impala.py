@@ -98,7 +98,13 @@ def impala(
     envs = make_envs(config, roles, bus)
     policy = IMPALA(*envs.spaces, config.policy, device=config.device, seed=config.seed)
     actor = policy.actor(stream(config.seed, "collect", part_of(bus)))
-    task = Task(OnlineContext(), bus=bus, async_mode=config.async_mode, max_lag=config.max_lag)
+    task = Task(
+        OnlineContext(),
+        role="main" if together else "+".join(sorted(roles)),
+        bus=bus,
+        async_mode=config.async_mode,
+        max_lag=config.max_lag,
+    )
     task.own(*envs.present)
     total, lockstep = config.stop.env_step, config.exchange.lockstep
     patience, capacity = config.exchange.patience, config.exchange.capacity
