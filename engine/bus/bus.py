@@ -242,7 +242,7 @@ class Bus:
 
     def _packed(self, event: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         assert self._values is not None
-        skeleton, arena = self._values.flat((args, kwargs))
+        skeleton, arena = self._values.flat([list(args), kwargs])
         size = len(skeleton) + len(arena)
         if size > SMALL_BYTES:
             raise PayloadTooLarge(

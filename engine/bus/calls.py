@@ -19,7 +19,20 @@ if TYPE_CHECKING:
     from engine.bus.network import Network
     from engine.bus.values import Values
 
+_SOON_SECONDS = 0.1
 _FOR_EVER = 365 * 24 * 3600.0
+
+
+class _Pending:
+    """A call that is waited for; ``told`` is released when it has ended."""
+
+    __slots__ = ("at_gate", "outcome", "told")
+
+    def __init__(self) -> None:
+        self.outcome: Arrived | Failure | None = None
+        self.told = threading.Lock()
+        self.told.acquire()
+        self.at_gate = False
 
 
 class Calls:
@@ -30,7 +43,7 @@ class Calls:
         self.values: Values | None = None
         self.services = Services()
         self._gate, self._changed, self._look = gate, gate.changed, look
-        self._replies: dict[int, Arrived | Failure | None] = {}  # of calls that are waited for
+        self._pending: dict[int, _Pending] = {}
         self._numbers = itertools.count(1)
 
     # --- made -------------------------------------------------------------------------------
@@ -51,33 +64,44 @@ class Calls:
         if network is None or values is None:
             raise NoSuchService(f"nobody serves {method!r}{did_you_mean(method, self.services.table)}")
         self._gate.check("a call")
-        body = values.snapshot((args, kwargs), shared=False)
+        body = values.snapshot([list(args), kwargs], shared=False)
         seconds = _FOR_EVER if timeout is None else timeout
         call = Call(number, method, int(min(seconds, _FOR_EVER) * 1000), body.size, body.skeleton)
-        self._replies[number] = None
+        pending = self._pending[number] = _Pending()
         network.do(lambda: network.router.call(call, body.frames()))
-
-        def reply() -> Arrived | Failure | None:
-            return self._replies[number]
-
         try:
-            outcome = self._gate.until(
-                reply,
-                timeout,
-                lambda: f"{method!r} was not answered within {timeout:g} s{expected()}",
-                what=f"the answer to {method!r}",
-                finishing=False,
-            )
+            outcome = self._outcome(pending, method, timeout, expected)
         except BaseException:
             network.do(lambda: network.router.cancel(number))
             raise
         finally:
-            with self._changed:
-                del self._replies[number]
+            del self._pending[number]
         if isinstance(outcome, Failure):
             raise error_of(outcome, method, network.server_of(method))
         assert isinstance(outcome, Arrived)
         return values.load(outcome)
+
+    def _outcome(
+        self, pending: _Pending, method: str, timeout: float | None, expected: Callable[[], str]
+    ) -> Arrived | Failure:
+        me, left = threading.get_ident(), timeout
+        if me != self._gate.network and not (me == self._gate.runner and self.services.for_this_thread):
+            # Most calls end soon, and a lock of their own wakes nobody else and needs no second look.
+            first = _SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS)
+            if pending.told.acquire(timeout=first):
+                assert pending.outcome is not None
+                return pending.outcome
+            left = None if timeout is None else timeout - first
+        pending.at_gate = True
+        self._gate.until(
+            lambda: True if pending.outcome is not None else None,
+            left,
+            lambda: f"{method!r} was not answered within {timeout:g} s{expected()}",
+            what=f"the answer to {method!r}",
+            finishing=False,
+        )
+        assert pending.outcome is not None
+        return pending.outcome
 
     def _call_here(
         self,
@@ -114,10 +138,14 @@ class Calls:
 
     def replied(self, number: int, outcome: Arrived | Failure) -> None:
         """A call of ours has ended."""
-        with self._changed:
-            if number in self._replies:
-                self._replies[number] = outcome
-                self._changed.notify_all()
+        pending = self._pending.get(number)
+        if pending is None:
+            return
+        pending.outcome = outcome
+        if pending.at_gate or self.network is None:
+            self._gate.wake()
+        else:
+            self.network.at_last(pending.told.release)
 
     # --- answered ---------------------------------------------------------------------------
 
@@ -130,8 +158,8 @@ class Calls:
 
         def load() -> tuple[tuple[Any, ...], dict[str, Any]]:
             match values.load(Arrived(call.skeleton, call.size, None, arena)):
-                case (tuple() as args, dict() as kwargs):
-                    return args, kwargs
+                case [list() as args, dict() as kwargs]:
+                    return tuple(args), kwargs
                 case _:
                     raise CodecError(f"the call of {call.method!r} has no arguments in it")
 

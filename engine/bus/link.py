@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.bus.transport import BULK, CONTROL, Frame
@@ -64,27 +64,29 @@ def read_head(frame: Frame) -> Head:
     return Head(kind, count, lane, number, (control, bulk))
 
 
-def pack_blobs(blobs: Sequence[bytes]) -> bytes:
-    """Join small messages, each behind its length."""
-    parts: list[bytes] = []
+def pack_blobs(blobs: Sequence[bytes], head: bytes = b"") -> bytes:
+    """Join small messages, each behind its length, all of them behind a head."""
+    parts = [head]
     for blob in blobs:
         parts += (_LENGTH.pack(len(blob)), blob)
     return b"".join(parts)
 
 
-def read_blobs(frame: Frame, count: int) -> Iterator[memoryview]:
+def read_blobs(frame: Frame, count: int) -> list[memoryview]:
     """Return the small messages of a frame; raises `CodecError` where lengths do not fit."""
     view = memoryview(frame).cast("B")
-    at = HEAD_SIZE
+    at, end = HEAD_SIZE, len(view)
+    blobs = []
     for _ in range(count):
-        if at + _LENGTH.size > len(view):
+        if at + _LENGTH.size > end:
             raise CodecError("a frame ends before its last message")
         (length,) = _LENGTH.unpack_from(view, at)
         at += _LENGTH.size
-        if at + length > len(view):
+        if at + length > end:
             raise CodecError("a frame ends inside a message")
-        yield view[at : at + length]
+        blobs.append(view[at : at + length])
         at += length
+    return blobs
 
 
 class Sending(NamedTuple):
@@ -150,17 +152,18 @@ class Lane:
 
     def next(self, now: float, *, pack: bool) -> Sending | None:
         """Return what may go out now, and count it as sent; several messages in one frame if `pack`."""
-        if not self.up or self._fenced or not self.waiting or self._full():
+        place = self._next - self._base
+        if not self.up or self._fenced or place >= len(self._kept) or self._full():
             return None
         if self._probe_at is None:
             self._probe_at = now + self._wait
         first = self._next
-        frames, size = self._kept[first - self._base]
+        frames, size = self._kept[place]
         self._advance(size)
         if not pack or len(frames) != 1:
             return Sending(first, 1, list(frames))
         blobs, total = [frames[0]], size
-        while self.waiting and not self._full():
+        while len(self._kept) > self._next - self._base and not self._full():
             frames, size = self._kept[self._next - self._base]
             if len(frames) != 1 or total + size > FRAME_BYTES or len(blobs) >= 512:
                 break

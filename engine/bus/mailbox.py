@@ -354,8 +354,8 @@ class Mailbox:
                     letter.args = (value,)
             return (value,), {}
         match self.opener.load(arrived):
-            case (tuple() as args, dict() as kwargs):
-                return args, kwargs
+            case [list() as args, dict() as kwargs]:
+                return tuple(args), kwargs
             case _:
                 raise CodecError(f"event {letter.name!r} has no arguments in it")
 

@@ -119,7 +119,7 @@ class Fenced(Struct, array_like=True, tag=9):
 
 
 class Event(Struct, array_like=True, tag=20):
-    """A small broadcast; what is in it is (args, kwargs)."""
+    """A small broadcast; what is in it is [args, kwargs]."""
 
     name: Name
     skeleton: bytes
@@ -183,7 +183,7 @@ class Taken(Struct, array_like=True, tag=27):
 
 
 class Call(Struct, array_like=True, tag=28):
-    """Call a method; the skeleton is that of (args, kwargs)."""
+    """Call a method; the skeleton is that of [args, kwargs]."""
 
     number: Number
     method: Name

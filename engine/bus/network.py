@@ -29,6 +29,7 @@ from engine.bus.hub import Hub
 from engine.bus.link import (
     ACK,
     DATA,
+    FIRST_PROBE_SECONDS,
     HELLO,
     PROBE,
     PROBED,
@@ -66,17 +67,11 @@ from engine.errors import CodecError, DeadlineExceeded, HubLost, UsageError
 
 log = logging.getLogger(__name__)
 
-REFUSED_SECONDS, BROKEN_SECONDS, DEAF_SECONDS = 0.3, 1.0, 8.0
+REFUSED_SECONDS, BROKEN_SECONDS, DEAF_SECONDS = 0.03, 1.0, 8.0
 """After these a peer is lost: nobody listens there; its connection does not come back; it answers nothing."""
 
 HUB_SECONDS = 4.0
 """A hub whose connection broke is waited for so long."""
-
-REDIAL_SECONDS = 5.0
-"""A connection that seems to be there, but by which nothing is answered for so long, is made anew.
-
-The other end may have taken somebody else's for it, and drop what comes by this one.
-"""
 
 ACK_SECONDS, ACK_MESSAGES, ACK_BYTES = 0.005, 64, 4 << 20
 """An acknowledgement waits at most so for something to travel with."""
@@ -121,7 +116,6 @@ class _Peer:
     """The link to one peer: lanes out, intakes in, and what is known of its health."""
 
     __slots__ = (
-        "dialled_at",
         "down_at",
         "down_cause",
         "greeting",
@@ -151,7 +145,6 @@ class _Peer:
         self.down_cause = "it could not be reached"
         self.refused = False
         self.heard_at = now
-        self.dialled_at = now
         self.owed = 0
         self.owed_bytes = 0
         self.owed_since: float | None = None
@@ -227,6 +220,7 @@ class Network:
         self._dirty: set[_Peer] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._waking = False
+        self._wakes: list[Callable[[], None]] = []
         self._joined = threading.Event()
         self._refusal: str | None = None
         self._broken: BaseException | None = None
@@ -235,6 +229,7 @@ class Network:
         self._looked_at: float | None = None
         self._outsiders: dict[str, _Outsider] = {}
         self._blocked = False
+        self._look_at = 0.0  # when `_keep_up` has something to do; moved forward by what happens
         self._closing: tuple[float, str] | None = None
         self._left = self._let_go = self._over = self._lost_hub = self._finishing = False
         self._room = threading.Condition()
@@ -275,9 +270,16 @@ class Network:
         if self._over:
             return
         self._commands.append(command)
-        if not self._waking:
+        if not self._waking and threading.get_ident() != self._thread.ident:
             self._waking = True
             self._transport.wake()
+
+    def at_last(self, wake: Callable[[], None]) -> None:
+        """On the network's thread: wake somebody once this round's work is done.
+
+        Who is woken in its midst would only wait for the interpreter, and be in the way.
+        """
+        self._wakes.append(wake)
 
     def admit(self) -> None:
         """Wait a little where more was asked for than the thread gets done; not with a lock in hand."""
@@ -369,7 +371,7 @@ class Network:
                 self._ids["hub"] = "hub"
                 transport.connect("hub", self._at)
             while True:
-                wait = self._wait(self._clock())
+                wait = 0.0 if self._commands else max(0.0, self._look_at - self._clock())
                 arrivals = transport.poll(wait)
                 self._waking = False
                 now = self._clock()
@@ -378,11 +380,23 @@ class Network:
                 for arrival in arrivals:
                     self._arrived(arrival, now)
                 self._obey()
-                self._keep_up(now)
+                for id in self.router.behind:
+                    self.router.catch_up(id)
+                due = now >= self._look_at
+                if due:
+                    self._keep_up(now)
                 over = self._closing is not None and self._closed(now)
-                self._flush(now)
+                if self._dirty:
+                    self._flush(now)
                 if over:
                     return
+                if due or now >= self._look_at:
+                    self._acknowledge(now)
+                    self._look_at = self._next_look(now)
+                if self._wakes:
+                    for wake in self._wakes:
+                        wake()
+                    self._wakes.clear()
         except BaseException as error:
             self._broken = error
             self._receiver.broken(error)
@@ -390,6 +404,8 @@ class Network:
         finally:
             self._over = True
             transport.close(0.2)
+            for wake in self._wakes:
+                wake()
             with self._room:
                 self._commands.clear()
                 self._room.notify_all()
@@ -414,12 +430,17 @@ class Network:
             for lane in peer.lanes:
                 lane.pardon(stalled)
 
-    def _wait(self, now: float) -> float:
-        """How long there is nothing to do unless something comes."""
-        if self._commands:
-            return 0.0
+    def _soon(self, at: float) -> None:
+        """There will be something for `_keep_up` to do at that time."""
+        if at < self._look_at:
+            self._look_at = at
+
+    def _next_look(self, now: float) -> float:
+        """Until when there is nothing for `_keep_up` to do unless something happens."""
         until = now + (_BLOCKED_SECONDS if self._blocked else _LONGEST_WAIT)
         for peer in self._peers.values():
+            if not peer.up and now < (lost_at := peer.down_at + self._patience(peer)) < until:
+                until = lost_at
             if peer.owed_since is not None:
                 until = min(until, peer.owed_since + ACK_SECONDS)
             for lane in peer.lanes:
@@ -430,7 +451,7 @@ class Network:
             until = min(until, self._hello_at)
         if self._closing is not None:
             until = min(until, self._closing[0])
-        return max(0.0, until - now)
+        return until
 
     def _arrived(self, arrival: Any, now: float) -> None:
         if type(arrival) is Received:
@@ -446,6 +467,7 @@ class Network:
                 for lane in peer.lanes:
                     lane.connected(now)
                 self._dirty.add(peer)
+                self._look_at = now
                 peer.met = True
                 if peer.greeting is not None:
                     self._transport.send(peer.key, CONTROL, [peer.greeting])
@@ -460,6 +482,7 @@ class Network:
                 peer.up = False
                 peer.refused = arrival.refused
                 peer.down_cause = arrival.cause
+                self._look_at = now
                 for lane in peer.lanes:
                     lane.broken()
 
@@ -491,9 +514,10 @@ class Network:
             peer = self._link(member, now)
         peer.greeting = None
         peer.heard_at = now
-        for lane, expected in zip(peer.lanes, head.expected, strict=True):
-            lane.heard()
-            lane.acknowledged(expected, now)
+        control, bulk = peer.lanes
+        control.asked_at = bulk.asked_at = None  # it is there
+        control.acknowledged(head.expected[CONTROL], now)
+        bulk.acknowledged(head.expected[BULK], now)
         if head.kind == DATA:
             self._data(arrival, peer, head, now)
         elif head.kind == PROBE:
@@ -501,7 +525,7 @@ class Network:
             self._transport.send(peer.key, CONTROL, [answer])
         elif head.kind == PROBED:
             peer.lanes[head.lane].probed(head.number, head.expected[head.lane], now)
-        if peer.lanes[CONTROL].waiting or peer.lanes[BULK].waiting:
+        if control.waiting or bulk.waiting:
             self._dirty.add(peer)
 
     def _data(self, arrival: Received, peer: _Peer, head: Head, now: float) -> None:
@@ -509,15 +533,18 @@ class Network:
             raise CodecError("a frame that came by another lane than it says")
         frames = arrival.frames
         # Before anything is accepted: what was cut short somewhere is sent again.
-        blobs = list(read_blobs(frames[0], head.messages))
+        blobs = read_blobs(frames[0], head.messages)
         known = peer.intakes[head.lane].accept(head.number, head.messages)
         peer.owed += max(1, head.messages)
         peer.owed_bytes += sum(map(len, frames)) if head.lane == BULK else len(frames[0])
         if peer.owed_since is None:
             peer.owed_since = now
+            self._soon(now + ACK_SECONDS)
+        if peer.owed >= ACK_MESSAGES or peer.owed_bytes >= ACK_BYTES:
+            self._look_at = now
         if known is None:
             return
-        for blob in blobs[known:]:
+        for blob in blobs[known:] if known else blobs:
             try:
                 self._message(arrival.peer, blob, frames[1:])
             except CodecError as error:
@@ -752,31 +779,12 @@ class Network:
                 if epoch is not None:
                     frame = pack_head(PROBE, 0, number, epoch, peer.expected)
                     self._transport.send(peer.key, number, [frame])
-            asked_at = peer.asked_at
-            if asked_at is not None and peer.up and now - max(asked_at, peer.dialled_at) > REDIAL_SECONDS:
-                self._redial(id, peer, now)
             if self._hub is not None or id == self.hub_id:
                 self._judge(id, peer, now)
         self.router.look_again()
-        for id in self.router.behind:
-            self.router.catch_up(id)
         for id, outsider in list(self._outsiders.items()):
             if now > outsider.until:
                 self._forget_outsider(id)
-
-    def _redial(self, id: str, peer: _Peer, now: float) -> None:
-        address = self._at if peer.key == "hub" else self.router.members[id].address
-        assert address is not None
-        self._transport.disconnect(peer.key)
-        self._transport.connect(peer.key, address)
-        peer.up, peer.down_at, peer.down_cause = (
-            False,
-            now,
-            "it answered nothing and could not be reached anew",
-        )
-        peer.dialled_at = now
-        for lane in peer.lanes:
-            lane.broken()
 
     def _say_hello(self, now: float) -> None:
         if now >= self._hello_at:
@@ -785,14 +793,17 @@ class Network:
             frame = pack_head(HELLO, 1, CONTROL, 0, (0, 0)) + pack_blobs([pack(hello)])
             self._transport.send("hub", CONTROL, [frame])
 
+    def _patience(self, peer: _Peer) -> float:
+        """How long a peer may be down before it is lost."""
+        if not peer.met:
+            return HUB_SECONDS
+        return REFUSED_SECONDS if peer.refused else BROKEN_SECONDS if self._hub else HUB_SECONDS
+
     def _judge(self, id: str, peer: _Peer, now: float) -> None:
         """Decide whether a member, or the hub, is lost."""
         cause = None
         if not peer.up:
-            patience = REFUSED_SECONDS if peer.refused else BROKEN_SECONDS if self._hub else HUB_SECONDS
-            if not peer.met:
-                patience = HUB_SECONDS
-            if now - peer.down_at > patience:
+            if now >= peer.down_at + self._patience(peer):
                 cause = peer.down_cause
         else:
             asked_at = peer.asked_at
@@ -818,7 +829,7 @@ class Network:
         self._receiver.broken(error)
 
     def _flush(self, now: float) -> None:
-        """Send what may go out, then acknowledge what nothing else did."""
+        """Send what may go out."""
         self._blocked = False
         send = self._transport.send
         for peer in list(self._dirty):
@@ -828,17 +839,25 @@ class Network:
             for number, lane in enumerate(peer.lanes):
                 while (sending := lane.next(now, pack=number == CONTROL)) is not None:
                     head = pack_head(DATA, sending.messages, number, sending.number, peer.expected)
+                    frames: list[Frame]
                     if number == CONTROL:
-                        frames: list[Frame] = [head + pack_blobs(sending.frames)]  # type: ignore[arg-type]
+                        frames = [pack_blobs(sending.frames, head)]  # type: ignore[arg-type]
                     else:
-                        frames = [head + pack_blobs(sending.frames[:1]), *sending.frames[1:]]  # type: ignore[arg-type]
+                        frames = [pack_blobs(sending.frames[:1], head), *sending.frames[1:]]  # type: ignore[arg-type]
                     if not send(peer.key, number, frames):
                         lane.not_taken(sending)
                         blocked = self._blocked = True
                         break
                     peer.owed, peer.owed_bytes, peer.owed_since = 0, 0, None
-            if not blocked:
+            self._soon(now + FIRST_PROBE_SECONDS)
+            if blocked:
+                self._soon(now + _BLOCKED_SECONDS)
+            else:
                 self._dirty.discard(peer)
+
+    def _acknowledge(self, now: float) -> None:
+        """Acknowledge what nothing else did that went out."""
+        send = self._transport.send
         for peer in self._peers.values():
             if peer.owed_since is not None and (
                 now >= peer.owed_since + ACK_SECONDS
@@ -854,6 +873,7 @@ class Network:
         if self._closing is not None:
             return
         self._closing = until, reason
+        self._look_at = 0.0
         if self._hub is not None:
             self._tell(Gone(self.me.id, plain(reason), True))
             self._left = True

@@ -73,7 +73,7 @@ class Body(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen, it would take three times as long to make
 class Arrived:
     """A value that came from a peer, not decoded yet."""
 

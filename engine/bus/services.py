@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
+import queue
 import threading
 import time
 import traceback
@@ -53,9 +54,14 @@ class Services:
     table: dict[str, _Service] = field(default_factory=dict)
     for_task: deque[Served] = field(default_factory=deque)
     _for_service: deque[Served] = field(default_factory=deque)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _told: queue.SimpleQueue[bool] = field(default_factory=queue.SimpleQueue)
     _thread: threading.Thread | None = None
     _closed: bool = False
+
+    @property
+    def for_this_thread(self) -> bool:
+        """Whether anything is served by the task's thread, while it waits too."""
+        return any(service.where == "task" for service in self.table.values())
 
     def add(self, method: str, handler: Callable[..., Any], where: Where) -> None:
         """Serve a method from now on; raises `UsageError` for one that is served already."""
@@ -76,19 +82,18 @@ class Services:
         if service.where == "inline":
             self._answer_aside(call)
             return False
-        queue = self.for_task if service.where == "task" else self._for_service
-        if len(queue) >= MOST_WAITING:
+        waiting = self.for_task if service.where == "task" else self._for_service
+        if len(waiting) >= MOST_WAITING:
             call.finish(None, Overloaded(f"{MOST_WAITING} calls wait here already"))
             return False
         if service.where == "task":
-            queue.append(call)
+            waiting.append(call)
             return True
-        with self._changed:
-            queue.append(call)
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._serve, name="engine-service", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        waiting.append(call)
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._serve, name="engine-service", daemon=True)
+            self._thread.start()
+        self._told.put(True)
         return False
 
     def answer(self, call: Served) -> None:
@@ -119,30 +124,30 @@ class Services:
 
     def cancel(self, caller: str, number: int) -> None:
         """Nobody waits for a call any more."""
-        for queue in (self.for_task, self._for_service):
-            for call in list(queue):
+        for waiting in (self.for_task, self._for_service):
+            for call in list(waiting):
                 if call.caller == caller and call.number == number:
                     call.cancelled = True
                     with contextlib.suppress(ValueError):  # it was taken out just now
-                        queue.remove(call)
+                        waiting.remove(call)
 
     def close(self) -> None:
         """Answer no more; the service thread ends after what it is at."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._told.put(False)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
-                while not self._for_service and not self._closed:
-                    self._changed.wait(1.0)
-                if self._closed:
-                    return
+            self._told.get()
+            if self._closed:
+                return
+            try:
                 call = self._for_service.popleft()
+            except IndexError:
+                continue  # it was cancelled
             self._answer_aside(call)
 
 

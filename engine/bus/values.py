@@ -6,8 +6,13 @@ that is to be had and the value is large, else into memory of its own.
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.bus import slots
 from engine.bus.codec import LIMITS, Limits, decode, encode
@@ -17,6 +22,8 @@ from engine.bus.transport import Frame
 
 SHARED_FROM = 64 << 10
 """From so many bytes on, shared memory is quicker than a frame."""
+
+_MOST_IDLE = 3  # pieces of memory that are kept for what is sent next
 
 FRAME_BYTES = 32 << 20
 """Larger arrays travel in several frames: what asks whether a peer is alive passes between them."""
@@ -61,11 +68,39 @@ class Snapshot:
             self._free = None
 
 
+class _Arenas:
+    """Memory for what is sent, used again once nothing refers to it: new memory costs its page faults."""
+
+    def __init__(self) -> None:
+        self._idle: deque[NDArray[np.uint8]] = deque(maxlen=_MOST_IDLE)  # lets go of the oldest
+
+    def take(self, size: int) -> memoryview:
+        """Return memory of that size, which is given back when the last view of it is gone."""
+        if size < SHARED_FROM:
+            return memoryview(bytearray(size))
+        memory = np.empty(0, np.uint8)
+        for _ in range(len(self._idle)):
+            try:
+                memory = self._idle.popleft()
+            except IndexError:
+                break  # another thread took it
+            if size <= memory.size <= 2 * size:
+                break
+            self._idle.append(memory)
+        if not size <= memory.size <= 2 * size:
+            memory = np.empty(size + size // 8, np.uint8)
+        shown = memory[:size]
+        # All that is made from this array keeps it alive: lanes and sockets that have not sent it.
+        weakref.finalize(shown, self._idle.append, memory).atexit = False
+        return shown.data
+
+
 class Values:
     """Makes snapshots of values, and values of what arrived; from any thread."""
 
     def __init__(self, *, shared: bool, limits: Limits = LIMITS) -> None:
         self._limits = limits
+        self._arenas = _Arenas()
         shared = shared and slots.available()
         self._writer = slots.Writer() if shared else None
         self._reader = slots.Reader() if shared else None
@@ -92,10 +127,11 @@ class Values:
                 return Snapshot(encoded.skeleton, size, None, offer, self._own, free)
             except slots.Full:
                 pass  # then as where there is no shared memory
-        arena = bytearray(size)
-        if size:
-            encoded.write_into(memoryview(arena))
-        return Snapshot(encoded.skeleton, size, memoryview(arena) if size else None)
+        if not size:
+            return Snapshot(encoded.skeleton, 0, None)
+        arena = self._arenas.take(size)
+        encoded.write_into(arena)
+        return Snapshot(encoded.skeleton, size, arena)
 
     def attachable(self, fields: tuple[Any, ...]) -> bool:
         """Whether offered memory can be read from here."""

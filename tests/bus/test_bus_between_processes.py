@@ -229,5 +229,30 @@ def test_nothing_is_lost_or_doubled_while_encrypted_connections_are_reset(
     fleet.finish()
 
 
+FULL = """
+import threading
+from engine.bus.transport import CONTROL
+from engine.bus.zeromq import ZeroMQ
+
+slow, quick = ZeroMQ(), ZeroMQ()
+quick.start("quick:1")
+quick.connect("slow:1", slow.start("slow:1"))
+while not quick.poll(60):
+    pass
+while quick.send("slow:1", CONTROL, [bytes(10_000)]) or quick.poll(0.3):
+    pass
+quick.close(0)
+threading.Event().wait(2.5)  # longer than the time between two heartbeats
+print(len(slow.poll(1)) > 0)
+slow.close()
+"""
+
+
+def test_an_inbox_that_is_full_when_its_sender_dies_does_not_take_the_process_with_it() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", FULL], env=environment, capture_output=True, timeout=LONG)
+    assert (done.returncode, done.stdout.strip()) == (0, b"True"), done.stderr
+
+
 if __name__ == "__main__":
     collect(*sys.argv[1:])
