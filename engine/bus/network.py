@@ -439,7 +439,7 @@ class Network:
         """Until when there is nothing for `_keep_up` to do unless something happens."""
         until = now + (_BLOCKED_SECONDS if self._blocked else _LONGEST_WAIT)
         for peer in self._peers.values():
-            if not peer.up and now < (lost_at := peer.down_at + self._patience(peer)) < until:
+            if not peer.up and now < (lost_at := self._lost_at(peer)) < until:
                 until = lost_at
             if peer.owed_since is not None:
                 until = min(until, peer.owed_since + ACK_SECONDS)
@@ -793,17 +793,20 @@ class Network:
             frame = pack_head(HELLO, 1, CONTROL, 0, (0, 0)) + pack_blobs([pack(hello)])
             self._transport.send("hub", CONTROL, [frame])
 
-    def _patience(self, peer: _Peer) -> float:
-        """How long a peer may be down before it is lost."""
+    def _lost_at(self, peer: _Peer) -> float:
+        """When a peer that is down is lost, if nothing happens."""
         if not peer.met:
-            return HUB_SECONDS
-        return REFUSED_SECONDS if peer.refused else BROKEN_SECONDS if self._hub else HUB_SECONDS
+            return peer.down_at + HUB_SECONDS
+        if peer.refused:
+            return peer.down_at + REFUSED_SECONDS
+        # Where its own connection to us still brings something, it is there.
+        return max(peer.down_at, peer.heard_at) + (BROKEN_SECONDS if self._hub else HUB_SECONDS)
 
     def _judge(self, id: str, peer: _Peer, now: float) -> None:
         """Decide whether a member, or the hub, is lost."""
         cause = None
         if not peer.up:
-            if now >= peer.down_at + self._patience(peer):
+            if now >= self._lost_at(peer):
                 cause = peer.down_cause
         else:
             asked_at = peer.asked_at

@@ -166,7 +166,8 @@ class Crew:
         for place in places:
             row = {**place.row(), "policy": str(self.policies[place.seat.role])}
             version = place.report.get("version")
-            if versions and version is not None and not self.roles[place.seat.role].records:
+            acts = place.alive and not self.roles[place.seat.role].records
+            if versions and version is not None and acts:
                 row["weight_lag"] = max(0, max(versions) - version)
             rows.append(row)
         return rows

@@ -91,6 +91,7 @@ class Launcher:
         self._stage: Stage = "running"
         self._reason: str | None = None
         self._interrupts = 0
+        self._asked_by: str | None = None
         self._settle_at: float | None = None
         self._progress: dict[str, Any] = {}
         self._bus: Bus | None = None
@@ -192,6 +193,8 @@ class Launcher:
                 run.finish("failed", str(error))
         elif run.info["state"] == "running":
             run.finish("interrupted" if self._interrupts else "finished", self._reason)
+        if run.info["state"] == "interrupted" and self._asked_by not in (None, "Ctrl-C"):
+            run.update(stop_reason=f"by {self._asked_by}")
 
     def _order(self, role: str, seat: str | None) -> Order:
         assert self._bus is not None
@@ -318,6 +321,7 @@ class Launcher:
             pass  # its end was seen before
         elif left:
             place.cause = "did not end after it had left the run"
+            place.leave_by = None
             place.kill_by = place.kill_by or time.monotonic() + KILL_SECONDS
         elif place.kill_by is None:
             # Struck off for good, so it can be of no use; but if it is just dying, its end says more.
@@ -489,6 +493,7 @@ class Launcher:
 
     def _stop(self, reason: str, now: bool) -> None:
         self._interrupts += 1
+        self._asked_by = self._asked_by or reason
         if now:
             self._reason = reason
             self._stage = "finishing" if self._stage == "running" else self._stage

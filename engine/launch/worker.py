@@ -6,6 +6,7 @@ same for a thread, and for a worker that attached itself to a running program.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -91,7 +92,13 @@ def main() -> None:
 
     keys = load_keys(Path(os.environ[KEY_FILE])) if KEY_FILE in os.environ else None
     transport = ZeroMQ(ipc=Path(os.environ[SOCKETS]), tcp=os.environ.get(TCP), keys=keys)
-    sys.exit(attend(order, transport, stopping=stopping, progress="json"))
+    code = attend(order, transport, stopping=stopping, progress="json")
+    with contextlib.suppress(OSError):  # the launcher, who reads it, may be gone
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    # Everything is closed.  Taking the interpreter and torch apart takes seconds on a busy machine, in which
+    # this process would be waited for.
+    os._exit(code)
 
 
 def attend(

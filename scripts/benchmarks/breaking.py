@@ -27,7 +27,7 @@ class Proxy:
         port = self._listener.getsockname()[1]
         self.address = str(replace(target, path=None, host="127.0.0.1", port=port))
         self.resets = 0
-        self._open: set[socket.socket] = set()
+        self._open: set[_Pair] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -35,13 +35,9 @@ class Proxy:
         """Break every connection that is open now; new ones are welcome."""
         with self._lock:
             broken, self._open = self._open, set()
-        self.resets += len(broken) // 2
-        for one in broken:
-            with contextlib.suppress(OSError):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
-            one.close()
+        self.resets += len(broken)
+        for pair in broken:
+            pair.reset()
 
     def close(self) -> None:
         """Break everything, and let nobody in any more."""
@@ -62,21 +58,57 @@ class Proxy:
                 near.close()
                 continue
             far.settimeout(None)
-            for one in (near, far):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pair = _Pair(near, far)
             with self._lock:
-                self._open |= {near, far}
+                self._open.add(pair)
             for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=ends, daemon=True).start()
+                threading.Thread(target=self._pass, args=(pair, *ends), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, pair: _Pair, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
-        for one in (source, target):
-            with self._lock:
-                self._open.discard(one)
-            one.close()
+        with self._lock:
+            self._open.discard(pair)
+        pair.leave()
+
+
+class _Pair:
+    """Both ends of a connection through a proxy, and the two threads that use them.
+
+    The last of them closes both: whoever closed a socket that another thread is about to read would have
+    that thread read from whatever gets its number next.
+    """
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self._ends = near, far
+        self._users = 2
+        self._lock = threading.Lock()
+        for one in self._ends:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def reset(self) -> None:
+        """Break it at once."""
+        with self._lock:
+            if self._users:
+                for one in self._ends:
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                self._wake()
+
+    def leave(self) -> None:
+        """A thread is done with it, and the other shall be."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                self._wake()
+            else:
+                for one in self._ends:
+                    one.close()
+
+    def _wake(self) -> None:
+        for one in self._ends:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
 
 class Breaker:
@@ -88,6 +120,7 @@ class Breaker:
     def __init__(self, place: str) -> None:
         self._context = zmq.Context()
         asked = self._context.socket(zmq.REP)
+        asked.linger = 0
         asked.bind(place)
         self._proxies: list[Proxy] = []
         self._over = threading.Event()
@@ -111,7 +144,7 @@ class Breaker:
         self._over.set()
         for proxy in self._proxies:
             proxy.close()
-        self._context.destroy(linger=0)
+        self._context.term()
 
     def _run(self, every: float) -> None:
         while not self._over.wait(every):
@@ -119,7 +152,7 @@ class Breaker:
                 proxy.reset()
 
     def _serve(self, asked: Any) -> None:
-        with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
+        with asked, contextlib.suppress(zmq.ContextTerminated):
             while True:
                 proxy = Proxy(asked.recv_string())
                 self._proxies.append(proxy)

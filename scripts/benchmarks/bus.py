@@ -40,7 +40,7 @@ def setting() -> str:
     absent = [name for name in ("pynng", "ray") if importlib.util.find_spec(name) is None]
     return (
         "Processes of this host, over socket files where nothing else is said; raw is pyzmq "
-        f"{importlib.metadata.version('pyzmq')} without anything on top: a DEALER and a ROUTER that echoes on a "
+        f"{importlib.metadata.version('pyzmq')} with nothing on top: a DEALER and a ROUTER that echoes on a "
         "thread, an XPUB that drops nothing, a PUSH. *slot by hand*: one piece of shared memory, a notice "
         "over PUB/SUB. What was copied, looked at or taken is acknowledged over a raw socket on all sides. "
         "*inline*: the handler runs on the bus's own thread, *service*: on its service thread."

@@ -98,12 +98,13 @@ class RawServer(Server):
     def __init__(self, place: str) -> None:
         self._context = zmq.Context()
         router = self._context.socket(zmq.ROUTER)
+        router.linger = 0
         router.bind(place)
         self._thread = threading.Thread(target=echo, args=(router,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._context.term()
 
 
 class NanoServer(RawServer):
@@ -131,8 +132,8 @@ def same(value: Any) -> Any:
 
 
 def echo(router: Any) -> None:
-    """Send back what comes, until the context ends."""
-    with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
+    """Send back what comes, until the context ends; then close the socket, on its own thread."""
+    with router, contextlib.suppress(zmq.ContextTerminated):
         while True:
             router.send_multipart(router.recv_multipart())
 
@@ -202,7 +203,7 @@ def calls(quick: bool) -> Part:
                 Goal(f"T2 call, inline / {title}", turns.p50.ratio("inline", other), inline),
                 Goal(f"T2 call, service thread / {title}", turns.p50.ratio("service", other), service),
             ]
-    notes = ["T1: there is no path of its own for blocking calls; the default one is held against its goal too."]
+    notes = ["T1: blocking calls have no path of their own; the default one is held against its goal too."]
     return Part(goals, [turns.p50, turns.p99], notes)
 
 
@@ -311,10 +312,11 @@ class RawStreamed:
         pull.bind(bulk)
         ack = self._context.socket(zmq.PUSH)
         ack.connect(acks)
+        router.linger = ack.linger = 0
         own = np.zeros(LARGE, np.uint8)
 
         def take() -> None:
-            with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
+            with pull, ack, contextlib.suppress(zmq.ContextTerminated):
                 while True:
                     frame = pull.recv(copy=False)
                     np.copyto(own, np.frombuffer(frame.buffer, np.uint8))
@@ -324,7 +326,7 @@ class RawStreamed:
         threading.Thread(target=echo, args=(router,), daemon=True).start()
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._context.term()
 
 
 LARGE = 16 << 20
@@ -401,7 +403,5 @@ def beside(quick: bool) -> Part:
                 1.5,
             ),
         ]
-    goals.append(
-        Goal("T9 raw, beside / idle, median", turns.p50.ratio("raw, beside 16 MB", "raw, idle"))
-    )
+    goals.append(Goal("T9 raw, beside / idle, median", turns.p50.ratio("raw, beside 16 MB", "raw, idle")))
     return Part(goals, [turns.p50, turns.p99])

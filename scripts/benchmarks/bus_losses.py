@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import tempfile
@@ -127,9 +128,7 @@ class Taker:
 
     def take(self, count: int) -> tuple[int, int, int]:
         """Take so many items, and what comes beyond."""
-        seen = [
-            self._bus.take("launcher_item", timeout=PATIENCE).value["number"] for _ in range(count)
-        ]
+        seen = [self._bus.take("launcher_item", timeout=PATIENCE).value["number"] for _ in range(count)]
         with contextlib.suppress(TimeoutError):
             seen.append(self._bus.take("launcher_item", timeout=1.0).value["number"])
         return _amiss(seen, count)
@@ -141,7 +140,7 @@ class Taker:
 
 def _amiss(seen: list[int], count: int) -> tuple[int, int, int]:
     once = set(seen)
-    late = sum(after < before for before, after in zip(seen, seen[1:], strict=False))
+    late = sum(after < before for before, after in itertools.pairwise(seen))
     return count - len(once), len(seen) - len(once), late
 
 

@@ -10,7 +10,7 @@ import pickle
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,19 @@ TICK, MODEL, ROLLOUT = "launcher_tick", "launcher_model", "peer_rollout"
 WINDOW, STEP = 4000, 500
 
 
-def listening(bus: Any, handlers: dict[str, Callable[..., None]], *, view: bool = False) -> Callable[..., None]:
+def listening(
+    bus: Any, handlers: dict[str, Callable[..., None]], *, view: bool = False
+) -> Callable[..., None]:
     """Subscribe; return what delivers, on this thread, until `done()`."""
     told = threading.Event()
     for event, handler in handlers.items():
         bus.on(event, handler, view=view)
-    bus.attach(finishing=lambda: False, notify=told.set)
+
+    def notify() -> None:
+        if not told.is_set():
+            told.set()
+
+    bus.attach(finishing=lambda: False, notify=notify)
 
     def until(done: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE
@@ -189,7 +196,7 @@ class Follower:
 
     def _came(self, value: list[Any]) -> None:
         if self._look:
-            sum(int(one[0]) + int(one[-1]) for one in value)
+            touch(value)
         else:
             for own, one in zip(self._own, value, strict=True):
                 np.copyto(own, one)
@@ -209,7 +216,7 @@ class Follower:
         for _ in range(count):
             self._sub.recv()
             if look:
-                sum(int(one[0]) + int(one[-1]) for one in np.split(self._slot, ARRAYS))
+                touch(np.split(self._slot, ARRAYS))
             else:
                 np.copyto(self._whole, self._slot)
             self._acks.send(b"")
@@ -431,14 +438,15 @@ class Consumer:
         bus = self._buses[name]
         for _ in range(count):
             with bus.take(ROLLOUT, view=True, timeout=PATIENCE) as taken:
-                touch(taken.value)
+                touch(taken.value.values())
             self._acks.send(b"")
 
     def pull(self, count: int) -> None:
         """Take so many pickles."""
         for _ in range(count):
             head, *frames = self._pull.recv_multipart(copy=False)
-            touch(pickle.loads(head.buffer, buffers=[frame.buffer for frame in frames]))
+            rollout = pickle.loads(head.buffer, buffers=[frame.buffer for frame in frames])
+            touch(rollout.values())
             self._acks.send(b"")
 
     def close(self) -> None:
@@ -447,10 +455,9 @@ class Consumer:
         self._context.destroy(linger=0)
 
 
-def touch(rollout: dict[str, Any]) -> None:
+def touch(arrays: Iterable[Any]) -> int:
     """Look at both ends of every array."""
-    for column in rollout.values():
-        int(column.flat[0]), int(column.flat[-1])
+    return sum(int(one.flat[0]) + int(one.flat[-1]) for one in arrays)
 
 
 def items(quick: bool) -> Part:
@@ -493,9 +500,7 @@ def items(quick: bool) -> Part:
             push.send_multipart([data, *buffers], copy=False)
 
         sides = {
-            "bus, shared memory": through(
-                ("take", "shared"), lambda: buses["shared"].push(ROLLOUT, rollout)
-            ),
+            "bus, shared memory": through(("take", "shared"), lambda: buses["shared"].push(ROLLOUT, rollout)),
             "bus, sockets": through(("take", "sockets"), lambda: buses["sockets"].push(ROLLOUT, rollout)),
             "pickle 5, buffers aside": through(("pull",), aside),
             "pickle": through(("pull",), lambda: push.send(pickle.dumps(rollout, protocol=5), copy=False)),

@@ -75,7 +75,7 @@ def _live(pipe: Any, make: Callable[..., Any], args: tuple[Any, ...]) -> None:
         while True:
             try:
                 method, words = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             try:
                 pipe.send((True, getattr(one, method)(*words)))

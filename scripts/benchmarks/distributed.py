@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
 import time
@@ -49,15 +50,13 @@ class Trainer:
 
     def run(self, name: str, words: list[str], folder: str) -> None:
         """Train a shipped configuration in a folder."""
-        import importlib
-
         from engine import config as configs
 
         algo = name.partition("/")[0]
-        module = importlib.import_module(f"engine.recipes.{algo}")
-        kind = next(kind for kind in vars(module).values() if getattr(kind, "__name__", "") == f"{algo.upper()}Run")
+        recipe = importlib.import_module(f"engine.recipes.{algo}")
+        kind = getattr(recipe, f"{algo.upper()}Run")
         config = configs.convert(configs.override(configs.load(name), words), kind)
-        module.train(config=config, run_dir=folder, progress="off")
+        recipe.train(config=config, run_dir=folder, progress="off")
 
     def close(self) -> None:
         """Nothing is left."""
@@ -87,7 +86,9 @@ def alone(name: str, words: list[str], share: float = 0.7) -> Callable[[int], fl
 
     def side(number: int) -> float:
         with tempfile.TemporaryDirectory() as folder, Child(Trainer) as child:
-            child.ready().ask("run", name, [*words, QUIET, f"seed={number}"], f"{folder}/run", timeout=PATIENCE)
+            child.ready().ask(
+                "run", name, [*words, QUIET, f"seed={number}"], f"{folder}/run", timeout=PATIENCE
+            )
             return pace(Path(folder) / "run", share)
 
     return side
@@ -95,7 +96,7 @@ def alone(name: str, words: list[str], share: float = 0.7) -> Callable[[int], fl
 
 def run(quick: bool) -> Section:
     """Compare runs in roles with fewer collectors, and with a single process."""
-    rounds, share = (2, 4) if quick else (5, 1)
+    rounds, share = (1, 4) if quick else (5, 1)
     section = Section(
         "Distributed",
         "Runs that are launched in roles, processes of their own each, without evaluations. *Collectors*: an "

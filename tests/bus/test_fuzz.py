@@ -102,7 +102,7 @@ class Gun:
         place = parse_address(address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.LINGER, 0 if place.path is None else 5000)
         self._socket.set(zmq.ROUTING_ID, routing_id)
         self._socket.set(zmq.SNDTIMEO, 200)
         for name, value in options.items():

@@ -105,7 +105,7 @@ def test_everything_ends_with_a_killed_launcher(fleet: Fleet, tmp_path: Path) ->
     until(lambda: "collector_2" in run.seats())
     os.kill(run.process.pid, signal.SIGKILL)
     begin = time.monotonic()
-    assert worker.end(ENDS_SECONDS) == 1
+    assert worker.end(ENDS_SECONDS) == 1, worker.said
     assert "launcher_0, which holds the run together, was lost" in worker.said
     left = ENDS_SECONDS - (time.monotonic() - begin)
     until(lambda: set(processes_of(tmp_path)) <= {os.getpid()}, max(left, 0.1), "all processes end")
@@ -161,7 +161,10 @@ def test_a_worker_leaves_quietly_when_the_run_ends_whatever_it_is_doing(fleet: F
     elif moment == "working":
         until(lambda: (run.seats().get("collector_1", {}).get("env_step") or 0) > 0)
     assert run.stop() == 130, run.said
-    if moment != "joining":
+    if moment == "joining":
+        # The run may have been over before it looked (2), or have closed its door while it knocked (1).
+        assert worker.end(ENDS_SECONDS) in (0, 1, 2), worker.said
+    else:
         assert worker.end(ENDS_SECONDS) == 0, worker.said
         assert worker.said == "joined as collector_1; Ctrl-C leaves\n"
 

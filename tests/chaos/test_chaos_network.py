@@ -12,6 +12,7 @@ from fleet_of_processes import (
     resident,
     until,
 )
+from storm import STEPS
 
 from engine.errors import DeadlineExceeded
 from engine.launch.attach import find, observing
@@ -95,3 +96,20 @@ def test_a_flood_drowns_nobody(fleet: Fleet) -> None:
     assert run.stop() == 130, run.said
     assert {one["lost"] for one in accounts().values()} == {0}
     assert set(ended().values()) == {"finished"}
+
+
+def test_what_an_unfinished_iteration_took_is_told(fleet: Fleet) -> None:
+    run = fleet.launch("hang=collector_1", "lockstep=true", *TWO)
+    run.wait_until_running()
+    # Collector 1 hangs after 20 items; the learner has the 21st of the other, and waits.
+
+    def waits() -> bool:
+        totals = run.status()["exchange"]
+        one, other = totals["collector_0"], totals["collector_1"]
+        return one["sent"] == 21 * STEPS and other["received"] == one["received"] == 20 * STEPS
+
+    until(waits, what="the learner waits for the 21st")
+    assert run.stop() == 130, run.said
+    totals = accounts()
+    assert totals["collector_0"]["unlearned"] == STEPS
+    assert f"{STEPS} of collector_0 were taken in an iteration that did not finish" in run.said

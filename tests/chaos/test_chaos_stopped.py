@@ -87,7 +87,7 @@ def test_a_worker_that_comes_back_too_late_is_told_that_it_is_out(fleet: Fleet) 
     until(lambda: told(f"collector_1 was lost: {DEAF}", run), SILENT_SECONDS, "the loss is told")
     run.wait_until_learning()
     worker.process.send_signal(signal.SIGCONT)
-    assert worker.end(ENDS_SECONDS) == 1
+    assert worker.end(ENDS_SECONDS) == 1, worker.said
     assert "it had declared this process lost" in worker.said
     run.wait_until_learning()
     assert run.stop() == 130, run.said

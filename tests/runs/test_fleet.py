@@ -50,9 +50,7 @@ def test_a_sentence_says_how_far_the_run_is_and_who_is_there() -> None:
     assert (
         text == "[1:01] 450/1,000 (45%) env steps  300/s  return 20.5  0:02 left  collector 1/2, learner 1/1"
     )
-    assert sentence(status(progress={}, stage="failed", reason="no")) == (
-        "[1:01]  failed: no"
-    )
+    assert sentence(status(progress={}, stage="failed", reason="no")) == ("[1:01]  failed: no")
 
 
 def test_columns_that_nobody_fills_are_left_out() -> None:

@@ -1,0 +1,84 @@
+"""Every env step that is exchanged is told of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.bus.bus import Bus, host, join
+from engine.bus.memory import Network
+from engine.context import OnlineContext
+from engine.errors import DeadlineExceeded
+from engine.middleware.functional.exchange import TRAJECTORIES, Receiver, Sent
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what the threads of a bus do."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def item(steps: int) -> dict[str, Any]:
+    return {"columns": {}, "env_step": steps, "env_episode": 0, "version": 0, "metrics": {}}
+
+
+@pytest.fixture
+def buses() -> Iterator[dict[str, Bus]]:
+    """The buses of a run with two collectors, by name."""
+    network = Network()
+    with ExitStack() as stack:
+        hub = host(network.transport(), run="r", crew={"collector": 2})
+        stack.callback(hub.close)
+        found = {"hub": hub}
+        for role in ("learner", "collector", "collector"):
+            bus = join(network.transport(), at=hub.address, run="r", role=role, timeout=60)
+            stack.callback(bus.close)
+            bus.declare(TRAJECTORIES, "stream", capacity=2)
+            bus.ready()
+            found[bus.peer] = bus
+        found["learner_0"].wait_for_peers("collector", 2, timeout=60)
+        yield found
+
+
+def told(buses: dict[str, Bus], name: str) -> dict[str, Any]:
+    """What a process said last of itself."""
+    return next(peer.report for peer in buses["hub"].peers() if peer.name == name)
+
+
+def receiver(bus: Bus, timeout: float) -> Receiver:
+    policy: Any = SimpleNamespace(version=0)
+    return Receiver(policy, bus, lockstep=True, capacity=2, most=1, timeout=timeout)
+
+
+def test_what_was_sent_and_received_is_told_by_both_sides(buses: dict[str, Bus]) -> None:
+    receive, ctx = receiver(buses["learner_0"], 60), OnlineContext()
+    for number in range(2):
+        sent = Sent(buses[f"collector_{number}"])
+        sent.stepped = 10 + number
+        sent.push(item(4 + number), 4 + number, 60)
+    receive.take(ctx)
+    until(lambda: "received" in told(buses, "learner_0"))
+    assert told(buses, "learner_0")["received"] == {"collector_0": 4, "collector_1": 5}
+    assert told(buses, "learner_0")["unlearned"] == {}
+    assert ctx.env_step == 9
+    until(lambda: "sent" in told(buses, "collector_1"))
+    assert (told(buses, "collector_1")["stepped"], told(buses, "collector_1")["sent"]) == (11, 5)
+
+
+def test_what_an_unfinished_iteration_took_counts_as_unlearned(buses: dict[str, Bus]) -> None:
+    receive, ctx = receiver(buses["learner_0"], 0.2), OnlineContext()
+    Sent(buses["collector_0"]).push(item(4), 4, 60)
+    until(lambda: buses["learner_0"].waiting(TRAJECTORIES) == 1)
+    with pytest.raises(DeadlineExceeded, match="of collector_1 came within"):
+        receive.take(ctx)
+    until(lambda: "unlearned" in told(buses, "learner_0"))
+    assert told(buses, "learner_0")["unlearned"] == {"collector_0": 4}
+    assert told(buses, "learner_0")["received"] == {}
+    assert ctx.env_step == 0
