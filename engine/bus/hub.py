@@ -94,9 +94,11 @@ class Hub:
         if not _ROLE.fullmatch(member.role):
             return f"{member.role!r} is no role: a role is one word of small letters and digits"
         if self.roles and member.role not in self.roles:
+            # Not those of who holds the run together or only looks at it.
+            offered = [role for role in self.roles if role in self.crew] or self.roles
             return (
-                f"this run has no role {member.role!r}{did_you_mean(member.role, self.roles)}; "
-                f"it has {', '.join(self.roles)}"
+                f"this run has no role {member.role!r}{did_you_mean(member.role, offered)}; "
+                f"it has {', '.join(offered)}"
             )
         if member.name and not re.fullmatch(rf"{member.role}(_[a-z0-9]+)+", member.name):
             return f"a {member.role} is named like '{member.role}_0', not {member.name!r}"
@@ -108,7 +110,8 @@ class Hub:
 
     def _free_name(self, role: str) -> str:
         taken = {member.name for member in self.members.values()}
-        number = 0
+        # The first names are for those that the run begins with: one may just be starting again.
+        number = self.crew.get(role, 0)
         while f"{role}_{number}" in taken:
             number += 1
         return f"{role}_{number}"

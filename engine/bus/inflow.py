@@ -99,6 +99,9 @@ class Inflow:
         """A peer left, or was lost."""
         about = {"peer": member.name, "role": member.role}
         self._mailbox.post(Letter(LEFT, (), about) if left else Letter(LOST, (), {**about, "cause": cause}))
+        pid = member.about.get("pid")
+        if isinstance(pid, int):
+            self._streams.gone(member.id, pid)
         self._watched("left" if left else "lost", member, cause)
 
     def finish_told(self, reason: str) -> None:

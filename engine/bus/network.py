@@ -67,7 +67,7 @@ from engine.errors import CodecError, DeadlineExceeded, HubLost, UsageError
 
 log = logging.getLogger(__name__)
 
-REFUSED_SECONDS, BROKEN_SECONDS, DEAF_SECONDS = 0.03, 1.0, 8.0
+REFUSED_SECONDS, BROKEN_SECONDS, DEAF_SECONDS = 0.03, 1.5, 7.0
 """After these a peer is lost: nobody listens there; its connection does not come back; it answers nothing."""
 
 HUB_SECONDS = 4.0
@@ -808,6 +808,8 @@ class Network:
         if not peer.up:
             if now >= self._lost_at(peer):
                 cause = peer.down_cause
+                if not peer.refused:
+                    cause += f", and nothing was heard of it for {now - peer.heard_at:.0f} s"
         else:
             asked_at = peer.asked_at
             if asked_at is not None and now - asked_at > DEAF_SECONDS:

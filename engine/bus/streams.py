@@ -131,6 +131,7 @@ class Streams:
         self.network: Network | None = None
         self.values: Values | None = None
         self.known: dict[str, Stream] = {}
+        self._departed: dict[str, int] = {}  # who is gone and left items here: process ids
         self._gate, self._changed = gate, gate.changed
 
     def get(self, name: str) -> Stream:
@@ -202,7 +203,10 @@ class Streams:
         while True:
             item = self._gate.until(next_item, timeout, late, what=f"an item of {name!r}", finishing=True)
             try:
-                return self._opened(stream, item, view)
+                taken = self._opened(stream, item, view)
+                if item.sender_id in self._departed:
+                    self.gone(item.sender_id, self._departed[item.sender_id])
+                return taken
             except Unattachable:
                 self._have_sent_again(stream, item)
             except (CodecError, Torn):
@@ -251,6 +255,17 @@ class Streams:
             self.settled(stream.name, 1)
         elif network is not None:
             network.do(lambda: network.router.take(item.sender_id, stream.name, [item.number]))
+
+    def gone(self, sender_id: str, pid: int) -> None:
+        """A peer of this machine is gone: let go of its memory, once nothing in it is to be taken."""
+        with self._changed:
+            waits = any(item.sender_id == sender_id for stream in self.known.values() for item in stream.came)
+            if waits:
+                self._departed[sender_id] = pid
+            else:
+                self._departed.pop(sender_id, None)
+        if not waits and self.values is not None:
+            self.values.forget(pid)
 
     def came(self, name: str, item: Waiting) -> None:
         """An item came from a peer."""

@@ -170,6 +170,11 @@ class Values:
         memory = reader.view(offer)
         return decode(arrived.skeleton, memory, self._limits, copy=False), lambda: reader.still(offer)
 
+    def forget(self, pid: int) -> None:
+        """Let go of the memory that a process of this machine offered."""
+        if self._reader is not None:
+            self._reader.forget(pid)
+
     def stats(self) -> dict[str, int]:
         """Return how much shared memory is in use."""
         return {} if self._writer is None else self._writer.stats()

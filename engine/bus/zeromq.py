@@ -56,7 +56,7 @@ _LETTERS = (b"c", b"b")  # of the lanes, in routing ids
 _ID = re.compile(r"[!-~]{1,128}")
 _KNOWN_IDS = 4096
 
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 4000
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 3000
 _HANDSHAKE_MS = 2000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
 

@@ -45,6 +45,7 @@ KILL_SECONDS = 5.0
 _NOW_SECONDS = 1.0
 _BLAME_SECONDS = 0.3  # so long the cause of a failure may come after its consequence
 _EXIT_SECONDS = 0.5  # so long a lost process may take to end by itself
+_PARTING_SECONDS = 0.5  # so long the bus may take to strike somebody off
 _TICK = 0.2
 _STALL_SECONDS = 3.0  # a loop that stood still for so long was stopped, or the machine was
 
@@ -59,8 +60,6 @@ class _Event:
     seat: str = ""
     about: Any = None
     handle: Handle | None = None
-    report: Mapping[str, Any] | None = None
-    """What somebody who is gone said last of himself."""
 
 
 class Launcher:
@@ -97,6 +96,7 @@ class Launcher:
         self._bus: Bus | None = None
         self._begin = self._ticked = time.monotonic()
         self._ledger = Ledger()
+        self._parting: dict[str, threading.Event] = {}
 
     def __call__(self) -> Run:
         """Run the program to its end; return the run.  Raises what made it fail."""
@@ -152,24 +152,14 @@ class Launcher:
         """End what still runs; after this nothing is left of the run but its folder."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._write_card, None)
-            stack.callback(self._hear_last_words)
             if self._bus is not None:
                 stack.callback(self._bus.close)
             stack.callback(self._backend.close)
-            self._hear_last_words()
+            self._note_reports()
             if losses := self._ledger.losses():
                 self._display.message(losses, level="warning")
             self._display.update(self.status())
             self._display.close()
-
-    def _hear_last_words(self) -> None:
-        """Note what those who are gone said last: some go while nobody looks at the events any more."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                event = self._events.get_nowait()
-                if event.report:
-                    self._ledger.note(event.seat, event.report)
-        self._note_reports()
 
     def _write_card(self, address: str | None) -> None:
         Card(
@@ -225,8 +215,6 @@ class Launcher:
 
     def _handle(self, event: _Event) -> None:
         place = self._crew.places.get(event.seat)
-        if event.report:
-            self._ledger.note(event.seat, event.report)
         if event.kind == "line":
             self._on_line(event.seat, event.about)
         elif event.kind == "joined":
@@ -438,7 +426,9 @@ class Launcher:
         """Tell everybody that a process is gone, unless they know."""
         bus = self._bus
         if bus is not None and any(peer.name == name for peer in bus.peers()):
+            parted = self._parting[name] = threading.Event()
             bus.declare_lost(name, cause)
+            parted.wait(_PARTING_SECONDS)  # so that its last words are known
 
     # --- what it is asked for, on the bus's threads or by signals ---------------------------
 
@@ -466,9 +456,13 @@ class Launcher:
                 self._ledger.note(peer.name, peer.report)
 
     def _on_member(self, kind: str, peer: Any, cause: str) -> None:
+        if peer.report:
+            self._ledger.note(peer.name, peer.report)
+        if kind != "joined" and (parted := self._parting.pop(peer.name, None)):
+            parted.set()
         if peer.role in self.plan.roles:
             about: Any = {**peer.about, "role": peer.role} if kind == "joined" else cause
-            self._events.put(_Event(kind, peer.name, about, report=peer.report))  # type: ignore[arg-type]
+            self._events.put(_Event(kind, peer.name, about))  # type: ignore[arg-type]
 
     def _on_line(self, name: str, line: str) -> None:
         row = self._display.line(name, line)

@@ -129,4 +129,8 @@ def run(quick: bool) -> Section:
         ratio = sides.ratio("collector and learner", "one process")
         section.goals.append(Goal(f"{name}, collector and learner / one process", ratio, 1.0, True))
         section.sides.append(sides)
+    section.notes.append(
+        "PPO's collector waits for the weights that come of its last batch, so with one collector nothing "
+        "happens at the same time: processes bring nothing there but the exchange's cost."
+    )
     return section

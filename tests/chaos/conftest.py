@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from fleet_of_processes import Fleet, abandoned, processes_of, until
+from fleet_of_processes import Fleet, abandoned, named_memory, processes_of, until
 
 HERE = Path(__file__).parent
 FAILED = pytest.StashKey[bool]()
@@ -43,7 +43,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     sockets = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(sockets))
     monkeypatch.setattr(tempfile, "tempdir", str(sockets))
-    shared = set(Path("/dev/shm").iterdir())
+    shared = named_memory()
     mine = Fleet(tmp_path)
     try:
         yield mine
@@ -52,7 +52,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
         # What the test did not end is to end by itself: nothing here is killed to make it so.
         until(lambda: set(processes_of(tmp_path)) <= {os.getpid()}, 10, "processes ended")
         until(lambda: list(sockets.iterdir()) == [], 10, "sockets are removed")
-        assert abandoned(set(Path("/dev/shm").iterdir()) - shared) == set()
+        assert abandoned(named_memory() - shared) == set()
     finally:
         mine.close()
         shutil.rmtree(sockets, ignore_errors=True)

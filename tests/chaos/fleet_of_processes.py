@@ -50,8 +50,14 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def named_memory() -> set[Path]:
+    """Shared memory with a name, of a kind that Python, torch or engine could leave there."""
+    kinds = ("engine", "psm_", "sem.", "torch_")
+    return {path for path in Path("/dev/shm").iterdir() if path.name.startswith(kinds)}
+
+
 def abandoned(files: set[Path]) -> set[Path]:
-    """Those of some files in /dev/shm that nobody uses: other tests may run at the same time."""
+    """Those of some files that nobody uses: other tests may run at the same time."""
     used = ""
     for process in Path("/proc").iterdir() if files else ():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -39,7 +40,10 @@ def test_a_killed_collector_is_named_its_loss_counted_and_the_other_goes_on(flee
     assert totals["collector_1"]["stepped"] > 0
     assert totals["collector_0"]["lost"] == 0
     assert ended() == {"collector_0": "finished", "collector_1": "lost", "learner_0": "finished"}
-    assert f"of its {totals['collector_1']['stepped']:,} env steps" in run.said
+    told = re.search(r"of its ([\d,]+) env steps ", run.said)
+    assert told is not None, run.said
+    # By what it had said when its end was noticed; more may have been under way.
+    assert 0 < int(told[1].replace(",", "")) <= totals["collector_1"]["stepped"]
 
 
 def test_the_memory_of_a_killed_collector_is_let_go_of(fleet: Fleet) -> None:

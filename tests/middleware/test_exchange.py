@@ -37,8 +37,9 @@ def buses() -> Iterator[dict[str, Bus]]:
         hub = host(network.transport(), run="r", crew={"collector": 2})
         stack.callback(hub.close)
         found = {"hub": hub}
-        for role in ("learner", "collector", "collector"):
-            bus = join(network.transport(), at=hub.address, run="r", role=role, timeout=60)
+        for name in ("learner_0", "collector_0", "collector_1"):
+            role = name.partition("_")[0]
+            bus = join(network.transport(), at=hub.address, run="r", role=role, peer=name, timeout=60)
             stack.callback(bus.close)
             bus.declare(TRAJECTORIES, "stream", capacity=2)
             bus.ready()
