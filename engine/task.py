@@ -406,7 +406,9 @@ class Task:
         try:
             self._executor.run(self, steps)
         except Finishing:
-            if not self.finish:  # raised by somebody else, for another reason
+            if self.bus.told_to_finish is not None:
+                self.request_finish(self.bus.told_to_finish)  # the wait was told before the task
+            elif not self.finish:  # raised by somebody else, for another reason
                 raise
 
     def _compiler(self) -> Compiler:

@@ -51,7 +51,9 @@ MAX_FRAMES = 64
 _LARGE = 64 * 1024  # from here on, frames are handed over without a copy
 _AT_ONCE = 256  # messages that one poll returns at most
 _WAITING = (1000, 16)  # messages that may wait in each lane of a peer before `send` takes no more
-_INBOX_WAITING = 256  # messages of one connection that may wait in the inbox before the sender is held
+# Messages of one connection that may wait in the inbox before the sender is held: more than an honest
+# peer's lanes have under way.  libzmq aborts the process where a held sender goes away and left a heartbeat.
+_INBOX_WAITING = 1 << 14
 _LETTERS = (b"c", b"b")  # of the lanes, in routing ids
 _ID = re.compile(r"[!-~]{1,128}")
 _KNOWN_IDS = 4096

@@ -183,6 +183,8 @@ class Launcher:
                 run.finish("failed", str(error))
         elif run.info["state"] == "running":
             run.finish("interrupted" if self._interrupts else "finished", self._reason)
+        elif run.info["state"] == "failed":  # by its own account, though every process left in order
+            self._display.message(f"the run failed: {run.info['stop_reason']}", level="error")
         if run.info["state"] == "interrupted" and self._asked_by not in (None, "Ctrl-C"):
             run.update(stop_reason=f"by {self._asked_by}")
 

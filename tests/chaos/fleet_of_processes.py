@@ -68,21 +68,22 @@ def abandoned(files: set[Path]) -> set[Path]:
 
 
 def own_slots(pid: int) -> set[int]:
-    """The shared memory that a process made, by inode."""
-    found = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            if "memfd:engine-slot" in os.readlink(descriptor):
-                found.add(descriptor.stat().st_ino)
-        except OSError:
-            continue  # closed meanwhile
-    return found
+    """The shared memory that a process made and writes, by inode."""
+    return _mapped_slots(pid, "rw")
 
 
-def mapped_slots(pid: int) -> set[int]:
-    """The shared memory that a process has mapped, its own and that of others, by inode."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {int(line.split()[4]) for line in lines if "/memfd:engine-slot" in line}
+def foreign_slots(pid: int) -> set[int]:
+    """The shared memory of others that a process has mapped to read, by inode."""
+    return _mapped_slots(pid, "r-")
+
+
+def _mapped_slots(pid: int, access: str) -> set[int]:
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {
+        int(words[4])
+        for words in lines
+        if words[1].startswith(access) and words[5:6] == ["/memfd:engine-slot"]
+    }
 
 
 def resident(pid: int) -> int:

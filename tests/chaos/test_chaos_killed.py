@@ -17,7 +17,7 @@ from fleet_of_processes import (
     Fleet,
     accounts,
     ended,
-    mapped_slots,
+    foreign_slots,
     own_slots,
     processes_of,
     until,
@@ -50,11 +50,13 @@ def test_the_memory_of_a_killed_collector_is_let_go_of(fleet: Fleet) -> None:
     run = fleet.launch(*TWO)
     pids = run.wait_until_running()
     its_memory, learner = own_slots(pids["collector_1"]), pids["learner_0"]
-    assert mapped_slots(learner) & its_memory
+    assert foreign_slots(learner) & its_memory
     run.kill("collector_1")
     until(lambda: "collector_1 was killed by SIGKILL" in run.said, ENDS_SECONDS, "the loss is told")
     run.wait_until_learning()
-    until(lambda: not mapped_slots(learner) & its_memory, 20, "the learner lets go of the memory of the dead")
+    until(
+        lambda: not foreign_slots(learner) & its_memory, 20, "the learner lets go of the memory of the dead"
+    )
     assert run.stop() == 130, run.said
 
 
