@@ -117,6 +117,13 @@ def parse_address(text: str) -> Address:
     return Address(path, host, port, key)
 
 
+def check_place(place: str) -> None:
+    """Raise `UsageError` unless `place`, ``host`` or ``host:port``, is one that others could connect to."""
+    host, _ = _split(place)
+    if host in ("", "*", "0.0.0.0", "::"):
+        raise UsageError(f"tcp={place!r} names no host that others could connect to; give its address")
+
+
 def is_loopback(place: str) -> bool:
     """Return whether ``host`` or ``host:port`` can be reached from this host only."""
     host, _ = _split(place)
@@ -168,9 +175,7 @@ class ZeroMQ:
         if ipc is False and tcp is None:
             raise UsageError("nobody could reach a transport with ipc=False and no tcp=")
         if tcp is not None:
-            host, _ = _split(tcp)
-            if host in ("", "*", "0.0.0.0", "::"):
-                raise UsageError(f"tcp={tcp!r} names no host that others could connect to; give its address")
+            check_place(tcp)
             if keys is None:
                 raise UsageError(f"tcp={tcp!r} needs keys=: on TCP, only who holds the run's keys is let in")
         self.me = ""

@@ -77,6 +77,7 @@ def launch(
     dry_run: bool,
 ) -> int:
     """Train with each role in processes of its own."""
+    from engine.bus.zeromq import check_place
     from engine.launch.plan import Plan, make_plan, parse_counts
     from engine.launch.start import create_run, run_plan
 
@@ -90,6 +91,8 @@ def launch(
         )
     plan: Plan = make_plan(resolve(target, words), parse_counts(roles), on_loss, elastic=tcp is not None)
     experiment.check(plan.target)
+    if tcp is not None:
+        check_place(tcp)
     if dry_run:
         click.echo(plan.text())
         click.echo()

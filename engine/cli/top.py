@@ -82,27 +82,39 @@ def _past(run: Run) -> dict[str, Any]:
         return {**card.status, "state": run.state}
     metrics = run.metrics()
     rate = metrics.last("time/sps") if "time/sps" in metrics.names() else None
+    main = {
+        "seat": "main",
+        "role": "main",
+        "state": run.state,
+        "pid": run.info.get("pid"),
+        "host": run.info.get("host"),
+        "restarts": 0,
+        "env_step": metrics.last("env_step") if metrics.rows else None,
+        "env_steps_per_second": rate,
+    }
+    crew = [
+        {
+            "seat": f"{role}_{number}",
+            "role": role,
+            "state": "gone",
+            "pid": None,
+            "host": None,
+            "restarts": None,
+        }
+        for role, count in (run.info.get("roles") or {}).items()
+        for number in range(count)
+    ]
+    killed = "its launcher is gone, and its processes with it" if crew and run.state == "died" else None
     return {
         "run": run.name,
         "folder": str(run.path),
         "program": run.info.get("recipe"),
         "state": run.state,
         "stage": run.state,
-        "reason": run.info.get("stop_reason"),
+        "reason": run.info.get("stop_reason") or killed,
         "seconds": seconds(run),
         "progress": {},
-        "seats": [
-            {
-                "seat": "main",
-                "role": "main",
-                "state": run.state,
-                "pid": run.info.get("pid"),
-                "host": run.info.get("host"),
-                "restarts": 0,
-                "env_step": metrics.last("env_step") if metrics.rows else None,
-                "env_steps_per_second": rate,
-            }
-        ],
+        "seats": crew or [main],
     }
 
 

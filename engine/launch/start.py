@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from engine.bus.keys import RunKeys, generate_keys
+from engine.bus.zeromq import check_place
 from engine.errors import UsageError
 from engine.launch.backend import Backend
 from engine.launch.card import KEYS
@@ -54,6 +55,8 @@ def launch(
             )
     plan = make_plan(resolve(target, overrides), roles, on_loss, elastic=tcp is not None)
     check(plan.target.config)
+    if tcp is not None:
+        check_place(tcp)
     run = create_run(plan, given=target, overrides=overrides, name=name, run_dir=run_dir)
     return run_plan(plan, run, backend=backend, progress=progress, tcp=tcp, join_timeout=join_timeout)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,7 @@ def test_a_dry_run_shows_processes_and_configuration_and_leaves_nothing(
         (["two_roles:split", "--role", "collector=0"], 2, "needs at least 1 collector, not 0"),
         (["two_roles:split", "--on-loss", "learner=go_on"], 2, "cannot go on without it"),
         (["two_roles:whole", "--role", "collector=2"], 2, "whole has no roles"),
+        (["two_roles:split", "--tcp", "0.0.0.0"], 2, "names no host that others could connect to"),
         (["two_roles:split", "sise=2"], 3, "did you mean 'size'"),
         (["nothing/there"], 2, "nothing/there"),
     ],
@@ -119,6 +122,21 @@ def test_top_shows_a_run_in_one_process_too(folder: Path, capsys: pytest.Capture
     assert call(["top", "latest", "--once", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [(row["seat"], row["state"]) for row in shown["seats"]] == [("main", "running")]
+
+
+def test_top_names_the_processes_of_a_run_whose_launcher_was_killed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    assert killed.wait(timeout=60) == 0
+    Run.create(env="E", algo="split", seed=0, roles={"collector": 1, "learner": 1}).update(pid=killed.pid)
+    assert call(["top", "latest", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["reason"]) == ("died", "its launcher is gone, and its processes with it")
+    assert [(row["seat"], row["state"]) for row in shown["seats"]] == [
+        ("collector_0", "gone"),
+        ("learner_0", "gone"),
+    ]
 
 
 def test_logs_of_all_processes_come_in_the_order_of_time(
