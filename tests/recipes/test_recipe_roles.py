@@ -10,7 +10,6 @@ from fleet import Fleet, watching
 
 from engine import config as configs
 from engine.errors import DeadlineExceeded, UsageError
-from engine.policies.config import DQNConfig, IMPALAConfig, PPOConfig
 from engine.recipes.dqn import DQNRun, dqn
 from engine.recipes.impala import IMPALARun, impala
 from engine.recipes.parts import make_training_env
@@ -112,9 +111,3 @@ def test_a_collector_without_a_learner_says_who_is_missing() -> None:
 def test_a_role_that_a_recipe_does_not_have_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'collector'"):
         ppo(config_of("ppo"), roles=frozenset({"colector"}))
-
-
-def test_policy_configs_are_those_of_the_algorithms() -> None:
-    assert isinstance(config_of("ppo").policy, PPOConfig)
-    assert isinstance(config_of("dqn").policy, DQNConfig)
-    assert isinstance(config_of("impala").policy, IMPALAConfig)
