@@ -20,14 +20,18 @@ from engine.types import Arrays
 INDEX, WEIGHT = "replay_index", "weight"
 """The columns that a sample has beside those that were pushed."""
 
+TD_ERROR = "td_error"
+"""The column that is pushed to say with which priorities transitions begin; it is not stored."""
+
 
 class PrioritizedReplay(ReplayBuffer):
     """A `ReplayBuffer` that draws transition i with probability P(i) = p_i^alpha / sum_k p_k^alpha.
 
-    p_i = |td_error| + epsilon as `update` was last told; a new transition gets the largest p so far,
-    so that each is likely drawn once.  A sample has two more columns: ``weight``, the importance weights
-    (N P(i))^-beta over the largest of the batch, which undo the bias fully at beta = 1, and
-    ``replay_index``, to be given to `update`.  `beta` is an attribute for a schedule to set.
+    p_i = |td_error| + epsilon as `update` was last told.  A new transition begins with the p of its column
+    ``td_error``; without one it gets the largest p so far, so that each is likely drawn once.  A sample
+    has two more columns: ``weight``, the importance weights (N P(i))^-beta over the largest of the batch,
+    which undo the bias fully at beta = 1, and ``replay_index``, to be given to `update`.  `beta` is an
+    attribute for a schedule to set.
     """
 
     def __init__(
@@ -53,17 +57,28 @@ class PrioritizedReplay(ReplayBuffer):
         self._pushed = 0
 
     def push(self, transitions: dict[str, Arrays]) -> None:
-        """Copy transitions (N, ...) in, over the oldest ones when full, with the largest priority so far.
+        """Copy transitions (N, ...) in, over the oldest ones when full.
 
-        Raises `TreeError` naming a column that differs from the first push; nothing is stored then.
+        A column ``td_error`` (N,) says with which priorities, as in `update`, and is not stored; without
+        it each gets the largest priority so far.
+        Raises `TreeError` naming a column that differs from the first push, and `UsageError` for errors
+        of another number or that are not finite; nothing is stored then.
         """
-        start = self._position
+        start, count = self._position, _rows(transitions)
+        first: Any = None
+        if TD_ERROR in transitions:
+            first = self._priority("push", transitions[TD_ERROR])
+            if first.shape != (count,):
+                raise UsageError(f"push: td_error {first.shape} is to be ({count},) like the transitions")
+            transitions = {name: column for name, column in transitions.items() if name != TD_ERROR}
         super().push(transitions)
-        count = _rows(transitions)
         self._pushed += count
         kept = min(count, self.capacity)
-        slots = np.arange(start + count - kept, start + count)
-        self._tree.set(slots % self.capacity, self._largest)
+        slots = np.arange(start + count - kept, start + count) % self.capacity
+        if first is None:
+            self._tree.set(slots, self._largest)
+        elif kept:
+            self._set(slots, first[count - kept :])
 
     def sample(self, batch_size: int) -> dict[str, Arrays]:
         """Return (batch_size, ...) transitions in fresh arrays, drawn by priority with replacement.
@@ -95,20 +110,27 @@ class PrioritizedReplay(ReplayBuffer):
         Raises `UsageError` for an error that is not finite, which would spoil every later draw.
         """
         number = np.asarray(index)
-        priority = (np.abs(np.asarray(td_error, np.float64)) + self.epsilon) ** self.alpha
-        if number.shape != priority.shape or number.ndim != 1:
-            raise UsageError(
-                f"update: index {number.shape} and td_error {priority.shape} are to be (B,) both"
-            )
-        if not math.isfinite(float(np.add.reduce(priority))):
-            raise UsageError("update: td_error has a value that is not finite")
+        shape = np.shape(td_error)
+        if number.shape != shape or number.ndim != 1:
+            raise UsageError(f"update: index {number.shape} and td_error {shape} are to be (B,) both")
+        priority = self._priority("update", td_error)
         held = number >= self._pushed - self._size
         if not held.all():
             number, priority = number[held], priority[held]
         if not number.size:
             return
         # Number n lies where position and count lead back to.
-        self._tree.set((number - self._pushed + self._position) % self.capacity, priority)
+        self._set((number - self._pushed + self._position) % self.capacity, priority)
+
+    def _priority(self, verb: str, td_error: Any) -> Array:
+        """Return p^alpha of errors."""
+        priority: Array = (np.abs(np.asarray(td_error, np.float64)) + self.epsilon) ** self.alpha
+        if not math.isfinite(float(np.add.reduce(priority, None))):
+            raise UsageError(f"{verb}: td_error has a value that is not finite")
+        return priority
+
+    def _set(self, slots: Array, priority: Array) -> None:
+        self._tree.set(slots, priority)
         self._largest = max(self._largest, float(priority.max()))
 
     def priorities(self) -> Array:

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.errors import UsageError
 
 Schedule: TypeAlias = Callable[[float], float]
@@ -70,6 +73,36 @@ class Exponential:
 
     def __call__(self, count: float) -> float:
         return self.end + (self.start - self.end) * math.pow(0.5, max(count, 0) / self.half_life)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """A value for each of the `rungs`, numbers out of 0 to `total` - 1: powers of one schedule's value.
+
+    value_i(count) = schedule(count)^(1 + alpha * i / (total - 1))
+
+    So epsilon is spread over many actors, the first of which explores most: Horgan et al., "Distributed
+    prioritized experience replay", 2018 (https://arxiv.org/abs/1803.00933), with 0.4 at every count and
+    alpha = 7.  A ladder of one rung, or with alpha = 0, has `schedule` on every rung.
+    """
+
+    schedule: Schedule
+    alpha: float
+    rungs: range
+    total: int
+
+    def __post_init__(self) -> None:
+        _check_finite(self, alpha=self.alpha)
+        if self.alpha < 0:
+            raise UsageError(f"{self}: alpha must be 0 or above")
+        if not self.rungs or min(self.rungs) < 0 or max(self.rungs) >= self.total:
+            raise UsageError(f"{self}: rungs must be some of 0 to total - 1")
+
+    def __call__(self, count: float) -> NDArray[np.float64]:
+        """Return the values (rungs,) at a count."""
+        exponents = 1.0 + self.alpha * np.asarray(self.rungs) / max(self.total - 1, 1)
+        values: NDArray[np.float64] = self.schedule(count) ** exponents
+        return values
 
 
 def as_schedule(value: float | Schedule) -> Schedule:

@@ -16,6 +16,7 @@ from torch import nn
 from engine.errors import ConfigError
 from engine.nets.encoders import encoder
 from engine.nets.q_network import QNetwork
+from engine.ops.arrays import namespace
 from engine.ops.dqn import dqn_gradient, dqn_target
 from engine.policies.base import TorchPolicy, flatten, weights_of, zero_observations
 from engine.policies.config import DQNConfig
@@ -121,21 +122,15 @@ class DQN(TorchPolicy):
         }
 
     def _targets(self, columns: dict[str, Any]) -> Any:
-        config = self.config
-        if "discount" in columns:
-            discount = columns["discount"]
-        elif config.n_step == 1:
-            going_on = ~columns["terminated"]
-            discount = config.discount * (going_on.astype(np.float32) if self._on_cpu else going_on.float())
-        else:
-            raise ValueError("n-step transitions need the column 'discount', gamma^k and 0 where terminated")
+        double = self.config.double
+        discount = _discounts(columns, self.config)
         if self._on_cpu:
             (target_q,) = self._target_forward(columns["next_obs"])
-            online_q = self._forward(columns["next_obs"])[0] if config.double else None
+            online_q = self._forward(columns["next_obs"])[0] if double else None
         else:
             with torch.no_grad():
                 target_q = self.target(columns["next_obs"])
-                online_q = self.model(columns["next_obs"]) if config.double else None
+                online_q = self.model(columns["next_obs"]) if double else None
         return dqn_target(columns["reward"], discount, target_q, online_q)
 
     def _update_target(self) -> None:
@@ -162,12 +157,13 @@ class DQNActor:
     """Acts for collecting, with a copy of the policy's weights on CPU.
 
     `sample` gives the column ``action``: random with probability `epsilon` in each row, greedy
-    otherwise.  `epsilon` is an attribute for a schedule to set.
+    otherwise.  `epsilon` is an attribute for a schedule to set: a number, or one for each row (B,).
     """
 
     def __init__(self, policy: DQN, generator: np.random.Generator) -> None:
         self.version = policy.version
-        self.epsilon = policy.epsilon
+        self.epsilon: Any = policy.epsilon
+        self._config = policy.config
         self._actions = policy.actions
         self._model = copy.deepcopy(policy.model).to(_CPU).eval()
         self._weights = flatten(self._model)
@@ -184,6 +180,20 @@ class DQNActor:
         actions: Arrays = self._forward(obs)[0].argmax(-1)
         return actions
 
+    def td_error(self, rows: dict[str, Any]) -> Any:
+        """Return the errors q[action] - target (N,) of rows as `DQN.learn` takes them; N may be 0.
+
+        Both are of this copy's weights: it has no target net, so its own net stands in for that, and with
+        and without `double` the target is reward + discount * max Q(next_obs).  That is what `learn` finds
+        of the same weights where the target net equals them.
+        """
+        action = rows["action"]
+        if not len(action):
+            return np.zeros(0, np.float32)
+        (next_q,) = self._forward(rows["next_obs"])
+        target = dqn_target(rows["reward"], _discounts(rows, self._config), next_q)
+        return self._forward(rows["obs"])[0][np.arange(len(action)), action] - target
+
     def take_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Copy what `weights` of the policy returned, in this process or another."""
         self._weights.load(weights)
@@ -197,18 +207,30 @@ class DQNActor:
     def state_dict(self) -> dict[str, Any]:
         return {
             "version": self.version,
-            "epsilon": self.epsilon,
+            "epsilon": np.asarray(self.epsilon).tolist(),
             "model": weights_of(self._model),
             "noise": self._noise.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.version, self.epsilon = int(state["version"]), float(state["epsilon"])
+        self.version, epsilon = int(state["version"]), state["epsilon"]
+        self.epsilon = np.asarray(epsilon) if isinstance(epsilon, list) else float(epsilon)
         self._model.load_state_dict(state["model"])
         self._noise.load_state_dict(state["noise"])
 
 
-def _explore(greedy: Any, numbers: Any, epsilon: float, actions: int) -> Any:
+def _discounts(columns: dict[str, Any], config: DQNConfig) -> Any:
+    """Return what the value of next_obs counts in the target of each row: 0 where the episode terminated."""
+    if "discount" in columns:
+        return columns["discount"]
+    if config.n_step > 1:
+        raise ValueError("n-step transitions need the column 'discount', gamma^k and 0 where terminated")
+    terminated = columns["terminated"]
+    xp = namespace(terminated)
+    return config.discount * xp.astype(~terminated, xp.float32)
+
+
+def _explore(greedy: Any, numbers: Any, epsilon: Any, actions: int) -> Any:
     """Return greedy actions, replaced by uniform ones where the first of a row's two numbers is < epsilon."""
     explores = numbers[:, 0] < epsilon
     if not explores.any():

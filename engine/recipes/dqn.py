@@ -16,15 +16,20 @@
 With async_mode the two stations run at the same time, one iteration apart: the copy that acts is
 one iteration's updates older than in order.
 
-Launched in roles, many collectors fill one replay buffer (Ape-X, Horgan et al. 2018, when it is
-prioritised): they join n steps themselves, and act with the newest weights they have.
+Launched in roles, many collectors fill one replay buffer: they join n steps themselves, and act with
+the newest weights they have.  These options make it Ape-X (Horgan et al. 2018), and do the same in
+one process::
+
+    collect: {epsilon_start: 0.4, epsilon_end: 0.4, epsilon_alpha: 7}  # each environment by its own epsilon
+    train: {prioritized: {initial_priority: td_error}}  # who collects finds the first errors
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -52,6 +57,18 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     epsilon_start: Annotated[float, Meta(ge=0, le=1, description="share of random actions at first")] = 1.0
     epsilon_end: Annotated[float, Meta(ge=0, le=1, description="share of random actions later")] = 0.05
     epsilon_steps: Annotated[int, Meta(ge=1, description="env steps on the way there")] = 10_000
+    epsilon_alpha: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="how much less the later environments explore, the last of them by "
+            "epsilon^(1 + this); 0: all alike; Ape-X: 7",
+        ),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.epsilon_alpha):
+            raise ValueError(f"epsilon_alpha must be a finite number, not {self.epsilon_alpha}")
 
 
 class PrioritizedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +83,13 @@ class PrioritizedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     epsilon: Annotated[
         float, Meta(gt=0, description="added to every error, so that each transition can be drawn")
     ] = 1e-6
+    initial_priority: Annotated[
+        Literal["largest", "td_error"],
+        Meta(
+            description="of new transitions. largest: as the largest so far; td_error: by the error that "
+            "who collected them finds"
+        ),
+    ] = "largest"
 
 
 class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,10 +132,10 @@ def dqn(
     from engine.middleware.functional.anneal import anneal, measure_progress
     from engine.middleware.functional.exchange import follow_model, publish_model, receive_rows, send_rows
     from engine.middleware.functional.explore import explore
+    from engine.middleware.functional.priorities import rows_with_errors
     from engine.middleware.functional.publish import publish_weights
-    from engine.middleware.functional.push import push, push_n_step, push_rows, rows_to_push
+    from engine.middleware.functional.push import prepare_rows, push, push_n_step, push_rows, rows_to_push
     from engine.middleware.functional.stop import stop_at_env_step
-    from engine.ops.schedules import Linear
     from engine.policies.dqn import DQN
     from engine.recipes.parts import make_envs, make_evaluator, part_of, set_threads, stops
     from engine.seeding import stream
@@ -136,19 +160,24 @@ def dqn(
     n_step = None
     if config.policy.n_step > 1:
         n_step = NStep(config.policy.n_step, config.policy.discount, config.env.num_envs)
+    make_rows, ranked = rows_to_push(n_step), config.train.prioritized
+    finds_errors = ranked is not None and ranked.initial_priority == "td_error"
+    if finds_errors:
+        make_rows = rows_with_errors(actor, make_rows)
 
     if envs.training is not None:
         task.use(
             *([] if together else [follow_model(actor, task.bus, lockstep=lockstep, timeout=patience)]),
             measure_progress(total_env_steps=total),
-            explore(actor, Linear(collect.epsilon_start, collect.epsilon_end, collect.epsilon_steps)),
+            explore(actor, epsilons(config, bus)),
             Collector(actor, envs.training, num_steps=collect.num_steps),
+            *([prepare_rows(make_rows)] if together and finds_errors else []),
             stop_at_env_step(total)
             if together
             else send_rows(
                 actor,
                 task.bus,
-                rows_to_push(n_step),
+                make_rows,
                 least_steps=1 if lockstep else exchange.least_steps,
                 capacity=capacity,
                 timeout=patience,
@@ -158,8 +187,9 @@ def dqn(
     if envs.evaluation is not None:
         buffer, learner = _replay(config, policy)
         store = push(buffer) if n_step is None else push_n_step(buffer, n_step)
-        if not together:
+        if finds_errors or not together:
             store = push_rows(buffer)
+        if not together:
             task.use(
                 measure_progress(total_env_steps=total),
                 receive_rows(policy, task.bus, lockstep=lockstep, capacity=capacity, timeout=patience),
@@ -177,6 +207,30 @@ def dqn(
             name="learn",
         )
     return task
+
+
+def epsilons(config: DQNRun, bus: Bus | None = None) -> Callable[[float], Any]:
+    """Return what maps env steps to the share of random actions; evaluation has none.
+
+    It is one for all environments, or with ``epsilon_alpha`` one for each of this process (num_envs,):
+    the rungs of a ladder over all environments of the N collectors that the run began with, those of
+    collector c being c * num_envs and the following.  An environment is what Ape-X calls an actor, and N is 1
+    without roles: so one process of eight environments explores as eight processes of one do.
+
+    A collector that joins later (c >= N) takes the rungs of c modulo N: it adds to the mix of exploration
+    that the run has, where rungs of its own beyond the last would all but never explore.
+    """
+    from engine.ops.schedules import Ladder, Linear
+    from engine.recipes.parts import part_of
+
+    collect, num_envs = config.collect, config.env.num_envs
+    epsilon = Linear(collect.epsilon_start, collect.epsilon_end, collect.epsilon_steps)
+    if not collect.epsilon_alpha:
+        return epsilon
+    collectors = 1 if bus is None else max(1, bus.crew.get(COLLECTOR.name, 1))
+    first = part_of(bus) % collectors * num_envs
+    rungs = range(first, first + num_envs)
+    return Ladder(epsilon, collect.epsilon_alpha, rungs, collectors * num_envs)
 
 
 def _replay(config: DQNRun, policy: DQN) -> tuple[ReplayBuffer, list[Middleware]]:

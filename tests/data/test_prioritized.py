@@ -35,10 +35,13 @@ class Oracle:
         self.held: dict[int, float] = {}
         self.largest = 1.0
 
-    def push(self, start: int, count: int) -> None:
-        for number in range(start, start + count):
-            self.held[number] = self.largest
-            self.held.pop(number - self.capacity, None)
+    def push(self, start: int, count: int, errors: list[float] | None = None) -> None:
+        first = [self.largest] * count
+        if errors is not None:
+            first = [(abs(error) + EPSILON) ** ALPHA for error in errors]
+        pushed = dict(zip(range(start, start + count), first, strict=True))
+        self.held = dict([*self.held.items(), *pushed.items()][-self.capacity :])
+        self.largest = max([self.largest, *(pushed[n] for n in self.held if n in pushed)])
 
     def update(self, numbers: list[int], errors: list[float]) -> None:
         told = [
@@ -55,8 +58,13 @@ def test_priorities_are_those_of_the_definition(capacity: int, counts: list[int]
     replay, oracle, start = buffer(capacity, seed), Oracle(capacity), 0
     late: tuple[Any, Any] | None = None
     for count in counts:
-        replay.push(rows(start, count))
-        oracle.push(start, count)
+        if random.random() < 0.5:
+            replay.push(rows(start, count))
+            oracle.push(start, count)
+        else:
+            first = random.normal(size=count) * 10
+            replay.push({**rows(start, count), "td_error": first})
+            oracle.push(start, count, first.tolist())
         start += count
         if not len(replay):
             continue
@@ -126,6 +134,31 @@ def test_new_transitions_get_the_largest_priority_there_ever_was() -> None:
     replay.update(np.array([0]), np.array([0.0]))
     replay.push(rows(2, 1))
     np.testing.assert_allclose(replay.priorities(), [0.01, 0.51, 9.01])
+
+
+def test_first_errors_are_priorities_and_no_column() -> None:
+    replay = buffer(4, alpha=1.0)
+    errors = np.array([3.0, -2.0, 0.0], np.float32)
+    replay.push({"td_error": errors, **rows(0, 3)})
+    np.testing.assert_allclose(replay.priorities(), [3.01, 2.01, 0.01])
+    assert set(replay.sample(2)) == {"obs", "action", "weight", "replay_index"}
+    replay.push(rows(3, 1))
+    assert replay.priorities()[3] == pytest.approx(3.01), "the largest so far was pushed"
+
+
+def test_wrong_first_errors_are_named_and_nothing_is_stored() -> None:
+    replay = buffer(4)
+    replay.push(rows(0, 2))
+    before = replay.state_dict()
+    with pytest.raises(UsageError, match="push: td_error has a value that is not finite"):
+        replay.push({**rows(2, 2), "td_error": np.array([1.0, np.inf])})
+    with pytest.raises(UsageError, match=r"push: td_error \(3,\) is to be \(2,\)"):
+        replay.push({**rows(2, 2), "td_error": np.zeros(3)})
+    with pytest.raises(TreeError, match="column 'action' is missing"):
+        replay.push({"obs": rows(2, 2)["obs"], "td_error": np.full(2, 9.0)})
+    after = replay.state_dict()
+    assert (after["size"], after["pushed"], after["largest"]) == (2, 2, before["largest"])
+    np.testing.assert_array_equal(after["priorities"], before["priorities"])
 
 
 def test_an_error_of_what_was_overwritten_reaches_nobody_else() -> None:

@@ -29,7 +29,7 @@ from engine.middleware.functional.stop import (
     stop_without_progress,
 )
 from engine.middleware.functional.train import train
-from engine.ops.schedules import Linear
+from engine.ops.schedules import Constant, Ladder, Linear
 from engine.testing import CountingActor, CountingPolicy, FakeClock, Script, scripted_env
 from engine.tree import as_tree, batch_size, is_tree
 
@@ -68,6 +68,15 @@ def test_explore_is_a_function_of_the_counter() -> None:
     explore(actor, Linear(1.0, 0.0, 100))(ctx)
     assert actor.epsilon == 0.5
     assert ctx.metrics == {"collect/epsilon": 0.5}
+
+
+def test_explore_sets_one_epsilon_for_each_environment_and_tells_their_mean() -> None:
+    actor = CountingActor()
+    ctx = OnlineContext()
+    explore(actor, Ladder(Constant(0.5), 1.0, range(2), 2))(ctx)
+    np.testing.assert_allclose(actor.epsilon, [0.5, 0.25])
+    assert ctx.metrics == {"collect/epsilon": 0.375}
+    assert ctx.epsilon == 0.375
 
 
 def test_push_stores_valid_rows_only() -> None:

@@ -240,6 +240,51 @@ def test_an_actor_changes_only_when_it_loads() -> None:
     assert not np.array_equal(actor.act(obs), before)
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_an_actor_finds_the_errors_of_learning_while_the_target_net_is_no_older(double: bool) -> None:
+    policy = DQN(BOX, THREE, DQNConfig(double=double, dueling=True), seed=1)
+    actor, data = policy.actor(np.random.default_rng(0)), batch()
+    found = actor.td_error(data)
+    policy.learn(data)
+    np.testing.assert_allclose(found, policy.td_error, atol=1e-6)
+    actor.load(policy)
+    assert not np.allclose(actor.td_error(data), found)
+
+
+def test_an_actor_finds_the_errors_of_nested_observations_and_of_no_rows() -> None:
+    policy = DQN(NESTED, THREE, seed=1)
+    actor = policy.actor(np.random.default_rng(0))
+    data = batch() | {"obs": nested(32), "next_obs": nested(32)}
+    found = actor.td_error(data)
+    policy.learn(as_tree(data))
+    np.testing.assert_allclose(found, policy.td_error, atol=1e-5)
+    none = batch(0) | {"obs": nested(0), "next_obs": nested(0)}
+    assert (actor.td_error(none).shape, actor.td_error(none).dtype) == ((0,), found.dtype)
+
+
+def test_the_errors_of_n_step_transitions_without_their_discounts_are_refused() -> None:
+    actor = DQN(BOX, THREE, DQNConfig(n_step=3)).actor(np.random.default_rng(0))
+    with pytest.raises(ValueError, match="need the column 'discount'"):
+        actor.td_error(batch())
+
+
+def test_each_row_may_have_an_epsilon_of_its_own_and_a_saved_actor_keeps_them() -> None:
+    policy = DQN(BOX, THREE, seed=1)
+    actor, obs = policy.actor(np.random.default_rng(0)), np.zeros((3, 3), np.float32)
+    greedy = int(actor.act(obs)[0])
+    actor.epsilon = np.array([0.0, 0.3, 1.0])
+    chosen = np.array([actor.sample(obs)["action"] for _ in range(20_000)])
+    np.testing.assert_allclose((chosen != greedy).mean(0), [0.0, 0.2, 2 / 3], atol=0.02)
+    assert (actor.act(obs) == greedy).all(), "evaluation explores nothing"
+    file = io.BytesIO()
+    torch.save(actor.state_dict(), file)
+    file.seek(0)
+    other = policy.actor(np.random.default_rng(5))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    np.testing.assert_array_equal(other.sample(obs)["action"], actor.sample(obs)["action"])
+    np.testing.assert_array_equal(other.epsilon, actor.epsilon)
+
+
 def test_a_model_of_ones_own_is_trained_with_a_target_of_its_kind() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     policy = DQN(BOX, THREE, DQNConfig(target_update=1), model=model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,21 @@ import pytest
 from fleet import Fleet, watching
 
 from engine import config as configs
-from engine.errors import DeadlineExceeded, UsageError
-from engine.recipes.dqn import DQNRun, dqn
+from engine.bus.bus import host, join
+from engine.bus.memory import Network
+from engine.errors import ConfigError, DeadlineExceeded, UsageError
+from engine.recipes.dqn import DQNRun, dqn, epsilons
 from engine.recipes.impala import IMPALARun, impala
 from engine.recipes.parts import make_training_env
 from engine.recipes.ppo import PPORun, ppo
 
-RECIPES = {"ppo": (ppo, PPORun), "impala": (impala, IMPALARun), "dqn": (dqn, DQNRun)}
+RECIPES = {
+    "ppo": (ppo, PPORun),
+    "impala": (impala, IMPALARun),
+    "dqn": (dqn, DQNRun),
+    "apex": (dqn, DQNRun),
+    "apex_1_step": (dqn, DQNRun),
+}
 
 SMALL: dict[str, list[str]] = {
     "ppo": ["policy.hidden=[8]", "collect.num_steps=16", "env.num_envs=2", "stop.env_step=256"],
@@ -28,6 +37,9 @@ SMALL: dict[str, list[str]] = {
         "train.warm_up=32", "train.batch_size=8", "exchange.lockstep=true",
     ],
 }  # fmt: skip
+LADDER = ["collect.epsilon_start=0.4", "collect.epsilon_end=0.4", "collect.epsilon_alpha=7"]
+SMALL["apex"] = [*SMALL["dqn"], *LADDER, "train.prioritized.initial_priority=td_error"]
+SMALL["apex_1_step"] = [*SMALL["apex"], "policy.n_step=1"]
 
 
 def config_of(name: str, *words: str) -> Any:
@@ -80,13 +92,74 @@ def test_two_collectors_in_lockstep_give_the_same_numbers_twice(name: str) -> No
     assert {row["exchange/items"] for row in first.rows} == {2}
 
 
+@pytest.mark.parametrize(
+    "words", [["train.prioritized.initial_priority=td_error"], ["collect.epsilon_alpha=7"]]
+)
+def test_each_option_of_ape_x_changes_the_numbers(words: list[str]) -> None:
+    usual = ["train.prioritized.alpha=0.6", "collect.epsilon_start=0.4"]
+    policy, _ = alone("dqn", config_of("dqn", *usual))
+    other, _ = alone("dqn", config_of("dqn", *usual, *words))
+    assert not np.array_equal(weights(policy), weights(other))
+
+
+def test_overlapped_with_first_errors_the_same_seed_gives_the_same_numbers() -> None:
+    config = config_of("apex", "async_mode=true")
+    (policy, rows), (again, _) = alone("apex", config), alone("apex", config)
+    np.testing.assert_array_equal(weights(policy), weights(again))
+    assert rows[-1]["train_iter"] == 160 - 32
+
+
+def test_the_ladder_goes_over_all_environments_of_all_collectors() -> None:
+    config = config_of("apex", "env.num_envs=2")
+    rungs = [0.4 ** (1 + 7 * i / 3) for i in range(4)]
+    network = Network()
+    with ExitStack() as stack:
+        hub = host(network.transport(), run="r", roles=("collector",), crew={"collector": 2})
+        stack.callback(hub.close)
+        buses = []
+        for peer in ("collector_0", "collector_1", None, None):  # two of the crew, and two that join it
+            at = {"at": hub.address, "run": "r", "role": "collector", "peer": peer}
+            buses.append(join(network.transport(), **at))
+            stack.callback(buses[-1].close)
+        found = [epsilons(config, bus)(12_345).tolist() for bus in buses]
+    assert [bus.peer for bus in buses] == [f"collector_{n}" for n in range(4)]
+    assert found[:2] == [pytest.approx(rungs[:2]), pytest.approx(rungs[2:])]
+    assert found[2:] == found[:2], "those that join later take the rungs again from the first"
+
+
+def test_one_process_climbs_the_whole_ladder_with_its_environments() -> None:
+    rungs = [0.4 ** (1 + 7 * i / 4) for i in range(5)]
+    assert epsilons(config_of("apex", "env.num_envs=5"))(0).tolist() == pytest.approx(rungs)
+    assert epsilons(config_of("apex", "env.num_envs=1"))(0).tolist() == [0.4]
+    assert epsilons(config_of("dqn"))(5_000) == 0.525, "all alike unless configured"
+
+
+def test_the_collectors_of_a_run_explore_by_the_ladder() -> None:
+    fleet = Fleet(dqn, config_of("apex"), {"collector": 2, "learner": 1}).run()
+    mean = sum(0.4 ** (1 + 7 * i / 3) for i in range(4)) / 4
+    assert {round(row["collect/epsilon"], 12) for row in fleet.rows} == {round(mean, 12)}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("collect.epsilon_alpha=-1", "'epsilon_alpha' of CollectConfig must be a number >= 0"),
+        ("collect.epsilon_alpha=.inf", "epsilon_alpha must be a finite number, not inf"),
+        ("train.prioritized.initial_priority=max", "must be one of largest, td_error, got 'max'"),
+    ],
+)
+def test_senseless_options_of_ape_x_are_refused(word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config_of("dqn", word)
+
+
 def test_collectors_see_episodes_of_their_own() -> None:
     config = config_of("ppo")
     with make_training_env(config, 0) as first, make_training_env(config, 1) as second:
         assert not np.array_equal(first.obs, second.obs)
 
 
-@pytest.mark.parametrize("name", ["impala", "dqn"])
+@pytest.mark.parametrize("name", ["impala", "dqn", "apex"])
 def test_without_lockstep_every_env_step_that_was_taken_is_counted_once(name: str) -> None:
     config = config_of(name, "exchange.lockstep=false", "stop.env_step=400")
     fleet = Fleet(RECIPES[name][0], config, {"collector": 2, "learner": 1}).run()

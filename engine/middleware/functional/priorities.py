@@ -1,19 +1,45 @@
-"""Keep a prioritised replay up to date with what learning finds."""
+"""Keep a prioritised replay up to date with what collecting finds at first, and learning later."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from engine.context import Middleware
-from engine.data.prioritized import INDEX, PrioritizedReplay
+from engine.data.prioritized import INDEX, TD_ERROR, PrioritizedReplay
 from engine.ops.schedules import Schedule
 from engine.tree import as_tree
+from engine.types import Arrays
 
 
 class FindsErrors(Protocol):
     """A policy that keeps the errors (B,) of the batch that it learned from last."""
 
     td_error: Any
+
+
+class FindsFirstErrors(Protocol):
+    """An actor that finds the errors of what it collected."""
+
+    def td_error(self, rows: dict[str, Arrays]) -> Any:
+        """Map rows (N, ...), where N may be 0, to their errors (N,)."""
+        ...
+
+
+def rows_with_errors(
+    actor: FindsFirstErrors, make_rows: Callable[[dict[str, Arrays]], dict[str, Arrays]]
+) -> Callable[[dict[str, Arrays]], dict[str, Arrays]]:
+    """Return what `make_rows` makes of a trajectory, with a column ``td_error``: the first priorities.
+
+    The actor finds them before the rows leave it, so that what is surprising is learned from first and the
+    learner computes nothing for it (Horgan et al. 2018).
+    """
+
+    def rows_with_errors(trajectory: dict[str, Arrays]) -> dict[str, Arrays]:
+        rows = make_rows(trajectory)
+        return {**rows, TD_ERROR: actor.td_error(rows)}
+
+    return rows_with_errors
 
 
 def anneal_importance(buffer: PrioritizedReplay, beta: Schedule) -> Middleware:

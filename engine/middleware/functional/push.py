@@ -55,6 +55,18 @@ def rows_to_push(
     return steps if n_step is None else joined_steps
 
 
+def prepare_rows(make_rows: Callable[[dict[str, Arrays]], dict[str, Arrays]]) -> Middleware:
+    """Make the rows that `push_rows` stores where the trajectory was collected, as `rows_to_push` does.
+
+    Reads: ctx.trajectory (T, B, ...).  Writes: ctx.rows (N, ...), where N may be 0.
+    """
+
+    def prepare_rows(ctx: Any) -> None:
+        ctx.rows = make_rows(ctx.trajectory)
+
+    return prepare_rows
+
+
 def push_rows(buffer: Buffer) -> Middleware:
     """Store rows that came as they are to be stored.
 
