@@ -242,7 +242,7 @@ class Bus:
 
     def _packed(self, event: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         assert self._values is not None
-        skeleton, arena = self._values.flat([list(args), kwargs])
+        skeleton, arena = self._values.flat_call(args, kwargs)
         size = len(skeleton) + len(arena)
         if size > SMALL_BYTES:
             raise PayloadTooLarge(
@@ -406,7 +406,7 @@ class Bus:
         network.do(lambda: network.declare_lost(peer, cause))
 
     def stats(self) -> dict[str, Any]:
-        """Return counts: of each stream, of shared memory, of peers that were lost, of nonsense that came."""
+        """Return counts: of each stream, of shared memory, of lost peers, of nonsense that came, of lines."""
         stats: dict[str, Any] = {
             "streams": self._streams.stats(),
             "calls": len(self._calls.services.for_task),
@@ -414,6 +414,7 @@ class Bus:
         if self._network is not None and self._values is not None:
             stats["lost"] = dict(self._network.lost)
             stats["dropped"] = self._network.dropped
+            stats["lines"] = self._network.lines.count
             stats["shared"] = self._values.stats()
         return stats
 

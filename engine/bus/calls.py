@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.bus.gate import Gate
-from engine.bus.message import Call, Failure, Member
-from engine.bus.router import Arrived
+from engine.bus.lines import ANSWER_SECONDS
+from engine.bus.message import SMALL_BYTES, Call, Failure, Member, Reply
+from engine.bus.router import Arrived, Body
 from engine.bus.services import Served, Services, error_of, failure_of
 from engine.bus.transport import Frame
 from engine.errors import CodecError, NoSuchService, did_you_mean
@@ -64,28 +65,66 @@ class Calls:
         if network is None or values is None:
             raise NoSuchService(f"nobody serves {method!r}{did_you_mean(method, self.services.table)}")
         self._gate.check("a call")
-        body = values.snapshot([list(args), kwargs], shared=False)
+        body = values.snapshot_call(args, kwargs)
         seconds = _FOR_EVER if timeout is None else timeout
         call = Call(number, method, int(min(seconds, _FOR_EVER) * 1000), body.size, body.skeleton)
-        pending = self._pending[number] = _Pending()
-        network.do(lambda: network.router.call(call, body.frames()))
+        servers = network.router.servers.get(method, ())
+        direct = bool(servers) and not body.size and len(body.skeleton) < SMALL_BYTES and self._may_block
+        server = servers[0] if direct and seconds > ANSWER_SECONDS else ""
         try:
-            outcome = self._outcome(pending, method, timeout, expected)
+            outcome = self._made(network, call, body, server, timeout, expected)
         except BaseException:
-            network.do(lambda: network.router.cancel(number))
+            network.do(lambda: network.router.cancel(number, server))
             raise
-        finally:
-            del self._pending[number]
         if isinstance(outcome, Failure):
             raise error_of(outcome, method, network.server_of(method))
         assert isinstance(outcome, Arrived)
         return values.load(outcome)
 
+    @property
+    def _may_block(self) -> bool:
+        """Whether this thread may wait without answering calls meanwhile."""
+        me = threading.get_ident()
+        return me != self._gate.network and not (me == self._gate.runner and self.services.for_this_thread)
+
+    def _made(
+        self,
+        network: Network,
+        call: Call,
+        body: Body,
+        server: str,
+        timeout: float | None,
+        expected: Callable[[], str],
+    ) -> Arrived | Failure:
+        """Make a call, by a line to `server` if there is one, and return how it ended."""
+        router, asked = network.router, False
+        line = network.lines.take(server) if server else None
+        pending: _Pending | None = None
+        try:
+            if line is not None:
+                answer = line.ask(call)
+                if isinstance(answer, Reply):
+                    return Arrived(answer.skeleton, 0)
+                if isinstance(answer, Failure):
+                    return answer
+                asked = answer
+            pending = self._pending[call.number] = _Pending()
+            if asked:
+                network.do(lambda: router.insist(call, server))
+            else:
+                network.do(lambda: router.call(call, body.frames()))
+            return self._outcome(pending, call.method, timeout, expected)
+        finally:
+            if pending is not None:
+                del self._pending[call.number]
+            if line is not None:
+                network.lines.give_back(server, line)
+
     def _outcome(
         self, pending: _Pending, method: str, timeout: float | None, expected: Callable[[], str]
     ) -> Arrived | Failure:
-        me, left = threading.get_ident(), timeout
-        if me != self._gate.network and not (me == self._gate.runner and self.services.for_this_thread):
+        left = timeout
+        if self._may_block:
             # Most calls end soon, and a lock of their own wakes nobody else and needs no second look.
             first = _SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS)
             if pending.told.acquire(timeout=first):
@@ -157,23 +196,21 @@ class Calls:
         router, caller, number = network.router, sender.id, call.number
 
         def load() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            match values.load(Arrived(call.skeleton, call.size, None, arena)):
-                case [list() as args, dict() as kwargs]:
-                    return tuple(args), kwargs
-                case _:
-                    raise CodecError(f"the call of {call.method!r} has no arguments in it")
+            return values.load_call(Arrived(call.skeleton, call.size, None, arena))
 
         def finish(result: Any, error: BaseException | None) -> None:
             if error is None:
                 try:
-                    body = values.snapshot(result, shared=False)
+                    body = values.snapshot_reply(result)
                 except CodecError as unsendable:
                     error = unsendable
                 else:
-                    network.do(lambda: router.reply(caller, number, body.skeleton, body.size, body.frames()))
+                    network.now_or_soon(
+                        lambda: router.reply(caller, number, body.skeleton, body.size, body.frames())
+                    )
                     return
             failure = failure_of(number, error)
-            network.do(lambda: router.fail(caller, failure))
+            network.now_or_soon(lambda: router.fail(caller, failure))
 
         deadline = time.monotonic() + min(call.milliseconds / 1000, _FOR_EVER)
         if self.services.accept(Served(caller, number, call.method, deadline, load, finish)):

@@ -25,11 +25,22 @@ import numpy as np
 
 from engine.bus.arrays import ALIGNMENT
 from engine.bus.marks import INLINE, LIMITS, Limits, register
-from engine.bus.packing import Packer, Refused
+from engine.bus.packing import KEYS, LEAVES, Packer, Refused
 from engine.bus.unpacking import PLAIN, Buffer, Unpacker, mark_of
 from engine.errors import CodecError, PayloadTooLarge
 
-__all__ = ["INLINE", "LIMITS", "Buffer", "Encoded", "Limits", "decode", "encode", "register"]
+__all__ = [
+    "INLINE",
+    "LIMITS",
+    "Buffer",
+    "Encoded",
+    "Limits",
+    "decode",
+    "decode_call",
+    "encode",
+    "encode_call",
+    "register",
+]
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ext_hook=mark_of)
@@ -101,6 +112,58 @@ def encode(value: Any, limits: Limits = LIMITS) -> Encoded:
     return Encoded(skeleton, packer.size, packer.buffers)
 
 
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits = LIMITS) -> Encoded:
+    """Return what `encode` returns for ``[list(args), kwargs]``, sooner where all of it is plain and flat."""
+    if all(map(_is_plain, args)) and LEAVES.issuperset(map(type, kwargs.values())):
+        try:
+            skeleton = _ENCODER.encode((args, kwargs))
+        except (OverflowError, UnicodeEncodeError):
+            pass  # what cannot be held as it is takes the longer way
+        else:
+            if len(skeleton) <= limits.skeleton:
+                return Encoded(skeleton)
+    return encode([list(args), kwargs], limits)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether msgpack holds a value as it is, as can be seen without looking deep into it."""
+    kind = type(value)
+    if kind in LEAVES:
+        return True
+    if kind is bytes:
+        return len(value) < INLINE
+    if kind is dict:
+        return KEYS.issuperset(map(type, value)) and LEAVES.issuperset(map(type, value.values()))
+    return kind is list and LEAVES.issuperset(map(type, value))
+
+
+def decode_call(
+    skeleton: Buffer, arena: Buffer | None = None, limits: Limits = LIMITS
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that `encode_call` made a message of; arrays own their memory.
+
+    Raises `CodecError`, and nothing else, also for a value that is no arguments.
+    """
+    value = _read(skeleton, limits)
+    match value:
+        case [list() as args, dict() as kwargs] if PLAIN.issuperset(map(type, args)) and PLAIN.issuperset(
+            map(type, kwargs.values())
+        ):
+            pass
+        case _:
+            match _unpacked(value, arena, limits, copy=False, own=True):
+                case [list() as args, dict() as kwargs]:
+                    pass
+                case _:
+                    raise CodecError("a message without arguments, where they belong")
+    if not _TEXT.issuperset(map(type, kwargs)):
+        raise CodecError("the name of an argument is no text")
+    return tuple(args), kwargs
+
+
+_TEXT = frozenset({str})
+
+
 def decode(
     skeleton: Buffer, arena: Buffer | None = None, limits: Limits = LIMITS, *, copy: bool, own: bool = False
 ) -> Any:
@@ -111,15 +174,30 @@ def decode(
     which cannot be that, are copies.  With `own` the caller hands the arena over: arrays and tensors
     are views of it that can be written (of a copy, where it is for reading only or not aligned).
     """
+    value = _read(skeleton, limits)
+    return value if type(value) in PLAIN else _unpacked(value, arena, limits, copy=copy, own=own)
+
+
+def _read(skeleton: Buffer, limits: Limits) -> Any:
+    """Return what msgpack reads in a skeleton."""
     if len(skeleton) > limits.skeleton:
         raise PayloadTooLarge(f"a skeleton of {len(skeleton)} bytes, where {limits.skeleton} may be")
     try:
-        value = _DECODER.decode(skeleton)
-        if type(value) in PLAIN:
-            return value
+        return _DECODER.decode(skeleton)
+    except Exception as error:
+        raise _unreadable(error) from error
+
+
+def _unpacked(value: Any, arena: Buffer | None, limits: Limits, *, copy: bool, own: bool) -> Any:
+    """Return the value that what was read stands for."""
+    try:
         return Unpacker(limits, arena, copy=copy, own=own).unpack(value)
     except CodecError:
         raise
     except Exception as error:
-        # Any: msgpack, numpy, torch, hashing and a class's own __init__ fail in ways of their own.
-        raise CodecError(f"a message that cannot be read: {type(error).__name__}: {error}") from error
+        # Any: numpy, torch, hashing and a class's own __init__ fail in ways of their own.
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> CodecError:
+    return CodecError(f"a message that cannot be read: {type(error).__name__}: {error}")

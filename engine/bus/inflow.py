@@ -139,6 +139,10 @@ class Outflow:
         """Return a value of its own."""
         return self._values.load(arrived)
 
+    def load_call(self, arrived: Arrived) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of an event."""
+        return self._values.load_call(arrived)
+
     def view(self, arrived: Arrived) -> tuple[Any, Callable[[], bool]]:
         """Return a value where it lies, and what tells whether it still does."""
         return self._values.view(arrived)

@@ -33,6 +33,10 @@ class Opener(Protocol):
         """Return a value of its own; raises `Torn` and `CodecError`."""
         ...
 
+    def load_call(self, arrived: Arrived) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of an event; raises `CodecError`."""
+        ...
+
     def view(self, arrived: Arrived) -> tuple[Any, Callable[[], bool]]:
         """Return a value where it lies, and what tells whether it still does; raises as `load`."""
         ...
@@ -353,11 +357,7 @@ class Mailbox:
                 if letter.arrived is arrived:
                     letter.args = (value,)
             return (value,), {}
-        match self.opener.load(arrived):
-            case [list() as args, dict() as kwargs]:
-                return tuple(args), kwargs
-            case _:
-                raise CodecError(f"event {letter.name!r} has no arguments in it")
+        return self.opener.load_call(arrived)
 
     def _show(self, one: Subscription, letter: Letter) -> None:
         """Call a handler with a view; again with what is newer, where that overwrote it meanwhile."""

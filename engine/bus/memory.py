@@ -189,6 +189,13 @@ class MemoryTransport:
         with self._changed:
             self._wake()
 
+    def line(self, peer: str, number: int, seconds: float) -> None:
+        """There are none: within a process the lanes are quick."""
+        return
+
+    def answer(self, line: bytes, frame: bytes) -> None:
+        raise UsageError("nobody asks by a line here")
+
     def close(self, linger: float = 0.5) -> None:
         """Let go of everything; nothing waits here that `linger` could help."""
         with self._changed:

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from engine.errors import CodecError, UsageError
 
-VERSION = 1
+VERSION = 2
 """Of the protocol; peers of another one are refused."""
 
 SMALL_BYTES = 64 << 10
@@ -183,13 +183,17 @@ class Taken(Struct, array_like=True, tag=27):
 
 
 class Call(Struct, array_like=True, tag=28):
-    """Call a method; the skeleton is that of [args, kwargs]."""
+    """Call a method; the skeleton is that of [args, kwargs].
+
+    ``line`` is the number of the line that it was sent on first, 0 for none: it may come twice.
+    """
 
     number: Number
     method: Name
     milliseconds: Number
     size: Number
     skeleton: bytes
+    line: Number = 0
 
 
 class Reply(Struct, array_like=True, tag=29):
@@ -216,6 +220,12 @@ class Cancel(Struct, array_like=True, tag=31):
     number: Number
 
 
+class Held(Struct, array_like=True, tag=32):
+    """The answer to a call on a line is too large for it: ask by the lanes."""
+
+    number: Number
+
+
 Message: TypeAlias = (
     Hello
     | Welcome
@@ -238,6 +248,7 @@ Message: TypeAlias = (
     | Reply
     | Failure
     | Cancel
+    | Held
 )
 
 PEER_LOST = ""

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.bus.hub import Hub
+from engine.bus.lines import ANSWER_SECONDS, Lines
 from engine.bus.link import (
     ACK,
     DATA,
@@ -46,6 +47,7 @@ from engine.bus.message import (
     MOST_FACTS,
     SMALL_BYTES,
     VERSION,
+    Call,
     Changed,
     Fenced,
     Finish,
@@ -62,7 +64,7 @@ from engine.bus.message import (
     unpack,
 )
 from engine.bus.router import Inflow, Router
-from engine.bus.transport import BULK, CONTROL, Down, Frame, Received, Transport, Up
+from engine.bus.transport import BULK, CONTROL, Asked, Down, Frame, Line, Received, Transport, Up
 from engine.errors import CodecError, DeadlineExceeded, HubLost, UsageError
 
 log = logging.getLogger(__name__)
@@ -210,11 +212,17 @@ class Network:
             self.hub_id: str | None = None if at is not None else incarnation
             self._hub = Hub(run, self.me, self.roles, crew) if at is None else None
             self.router = Router(
-                self.me, send=self._push, backlog=self._backlog, attach=attach, inflow=receiver
+                self.me,
+                send=self._push,
+                answer=transport.answer,
+                backlog=self._backlog,
+                attach=attach,
+                inflow=receiver,
             )
         except BaseException:
             transport.close(0)
             raise
+        self.lines = Lines(self._line)
         self._peers: dict[str, _Peer] = {}
         self._ids: dict[str, str] = {}  # by the transport's key
         self._dirty: set[_Peer] = set()
@@ -274,12 +282,23 @@ class Network:
             self._waking = True
             self._transport.wake()
 
+    def now_or_soon(self, command: Callable[[], None]) -> None:
+        """As `do`, but at once on the network's own thread, which has somebody waiting for it."""
+        if threading.get_ident() == self._thread.ident:
+            command()
+        else:
+            self.do(command)
+
     def at_last(self, wake: Callable[[], None]) -> None:
         """On the network's thread: wake somebody once this round's work is done.
 
         Who is woken in its midst would only wait for the interpreter, and be in the way.
         """
         self._wakes.append(wake)
+
+    def _line(self, id: str, number: int) -> Line | None:
+        peer = self._peers.get(id)
+        return None if peer is None else self._transport.line(peer.key, number, ANSWER_SECONDS)
 
     def admit(self) -> None:
         """Wait a little where more was asked for than the thread gets done; not with a lock in hand."""
@@ -403,6 +422,7 @@ class Network:
             self._joined.set()
         finally:
             self._over = True
+            self.lines.close()
             transport.close(0.2)
             for wake in self._wakes:
                 wake()
@@ -459,6 +479,11 @@ class Network:
                 self._received(arrival, now)
             except CodecError as error:
                 self._drop(arrival.peer, error)
+        elif type(arrival) is Asked:
+            try:
+                self._asked(arrival)
+            except CodecError as error:
+                self._drop(arrival.peer, error)
         elif type(arrival) is Up:
             id = self._ids.get(arrival.peer)
             peer = self._peers.get(id) if id is not None else None
@@ -485,6 +510,16 @@ class Network:
                 self._look_at = now
                 for lane in peer.lanes:
                     lane.broken()
+
+    def _asked(self, arrival: Asked) -> None:
+        """Take a call that came on a line: members alone are answered."""
+        member = self.router.members.get(arrival.peer)
+        if member is None:
+            return
+        call = unpack(arrival.frame)
+        if type(call) is not Call or call.size:
+            raise CodecError("something on a line that is no small call")
+        self.router.asked(member, call, arrival.line)
 
     def _drop(self, sender: str, error: CodecError) -> None:
         self.dropped += 1
@@ -712,6 +747,7 @@ class Network:
             return
         if not left:
             self.lost[member.name] = cause
+        self.lines.drop(id)
         self.router.removed(id, f"{member.name} {'left' if left else 'was lost'}: {cause}")
         if peer is not None:
             self._dirty.discard(peer)

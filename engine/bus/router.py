@@ -23,6 +23,7 @@ from engine.bus.message import (
     Cancel,
     Event,
     Failure,
+    Held,
     Item,
     Member,
     Message,
@@ -48,6 +49,9 @@ UNSERVED_SECONDS = 1.0
 
 MOST_CALLS = 64
 """So many calls of one caller may wait for one server."""
+
+_MOST_HEARD = 16
+_MOST_CAUSES = 256
 
 
 class Body(Protocol):
@@ -121,11 +125,24 @@ class _Asked:
     server: str | None = None
 
 
+@dataclass(eq=False, slots=True)
+class _Heard:
+    """The latest call that came on a line.
+
+    ``way`` is the line while nobody asked by the lanes; ``answer`` is kept until the next call, as the one
+    that was sent may not have arrived.
+    """
+
+    number: int
+    way: bytes | None
+    answer: tuple[bytes, list[Frame]] | None = None
+
+
 class Router:
     """Routes for one member, ``me``.
 
-    `send` takes (peer id, lane, frames), `backlog` tells how many bytes wait for a peer, `attach`
-    whether offered memory can be reached, `ready` whether a value that came can be forgotten.
+    `send` takes (peer id, lane, frames), `answer` (line, frame); `backlog` tells how many bytes wait for
+    a peer, `attach` whether offered memory can be reached.
     """
 
     def __init__(
@@ -133,13 +150,15 @@ class Router:
         me: Member,
         *,
         send: Callable[[str, int, list[Frame]], None],
+        answer: Callable[[bytes, bytes], None],
         backlog: Callable[[str], int],
         attach: Callable[[tuple[Any, ...]], bool],
         inflow: Inflow,
     ) -> None:
         self.me = me
         self.members: dict[str, Member] = {}
-        self._send, self._backlog, self._attach, self._inflow = send, backlog, attach, inflow
+        self._send, self._answer = send, answer
+        self._backlog, self._attach, self._inflow = backlog, attach, inflow
         self.listeners: dict[str, tuple[str, ...]] = {}
         self.consumers: dict[str, dict[str, int]] = {}
         self.servers: dict[str, tuple[str, ...]] = {}
@@ -155,6 +174,8 @@ class Router:
         self._apart: set[str] = set()  # who cannot reach our shared memory
         self._asked: dict[int, _Asked] = {}
         self._serving: dict[str, set[int]] = {}
+        self._heard: dict[str, dict[int, _Heard]] = {}  # by caller and line
+        self._causes: dict[str, tuple[str, str]] = {}  # by id: the name of who is gone, and why
 
     # --- members --------------------------------------------------------------------------
 
@@ -180,6 +201,10 @@ class Router:
         self._missed.pop(id, None)
         self._behind.pop(id, None)
         self._serving.pop(id, None)
+        self._heard.pop(id, None)
+        self._causes[id] = member.name, cause
+        if len(self._causes) > _MOST_CAUSES:
+            del self._causes[next(iter(self._causes))]
         for owed in self._owing.values():
             owed.discard(id)
         for key in [key for key in self._newest if key[0] == id]:
@@ -382,21 +407,40 @@ class Router:
         self._asked[call.number] = asked
         self._find_server(asked)
 
-    def cancel(self, number: int) -> None:
-        """Nobody waits for a call of ours any more."""
+    def insist(self, call: Call, server: str) -> None:
+        """Ask by the lanes what somebody was asked on a line, and did not answer soon."""
+        if server in self.members:
+            self._asked[call.number] = _Asked(call, [], self._now, server)
+            self._send_sized(server, pack(call), [])
+        else:  # another could answer, but this one may have done what was asked
+            name, cause = self._causes.get(server, (server, "it is gone"))
+            self._inflow.replied(call.number, Failure(call.number, PEER_LOST, cause, name, False))
+
+    def cancel(self, number: int, server: str = "") -> None:
+        """Nobody waits for a call of ours any more, which `server` was asked on a line."""
         asked = self._asked.pop(number, None)
-        if asked is not None and asked.server is not None:
-            self._send(asked.server, CONTROL, [pack(Cancel(number))])
+        server = (asked.server or "") if asked is not None else server
+        if server in self.members:
+            self._send(server, CONTROL, [pack(Cancel(number))])
 
     def reply(self, caller: str, number: int, skeleton: bytes, size: int, frames: list[Frame]) -> None:
         """Send what a served call returned."""
         self._over(caller, number)
-        self._send_sized(caller, pack(Reply(number, size, skeleton)), frames)
+        self._send_answer(caller, number, pack(Reply(number, size, skeleton)), frames)
 
     def fail(self, caller: str, failure: Failure) -> None:
         """Send why a served call did not return."""
         self._over(caller, failure.number)
-        self._send_sized(caller, pack(failure), [])
+        self._send_answer(caller, failure.number, pack(failure), [])
+
+    def _send_answer(self, caller: str, number: int, head: bytes, frames: list[Frame]) -> None:
+        for heard in self._heard.get(caller, {}).values():
+            if heard.number == number and heard.way is not None:
+                heard.answer = head, frames
+                small = not frames and len(head) <= SMALL_BYTES
+                self._answer(heard.way, head if small else pack(Held(number)))
+                return
+        self._send_sized(caller, head, frames)
 
     def _over(self, caller: str, number: int) -> None:
         if caller in self._serving:
@@ -433,12 +477,34 @@ class Router:
             message = f"{there[0].name} does not serve {call.method!r}{hint}"
             self._inflow.replied(call.number, Failure(call.number, "NoSuchService", message, "", True))
 
+    def asked(self, sender: Member, call: Call, line: bytes) -> None:
+        """Take a call that came on a line, where calls come one after the other, unless they are old."""
+        heard = self._heard.setdefault(sender.id, {})
+        before = heard.get(call.line)
+        if call.line and (before.number < call.number if before else len(heard) < _MOST_HEARD):
+            heard[call.line] = _Heard(call.number, line)
+            self._called(sender, call, ())
+
+    def _insisted(self, sender: Member, call: Call, arena: Sequence[Frame]) -> None:
+        """Take a call by the lanes; one that came on a line before is not made again, but answered here."""
+        heard = self._heard.setdefault(sender.id, {}) if call.line else {}
+        before = heard.get(call.line)
+        if before is None or before.number < call.number:
+            if call.line and (before is not None or len(heard) < _MOST_HEARD):
+                heard[call.line] = _Heard(call.number, None)  # should it still come on the line
+            self._called(sender, call, arena)
+        elif before.number == call.number and before.way is not None:
+            before.way = None
+            if before.answer is not None:
+                (head, frames), before.answer = before.answer, None
+                self._send_sized(sender.id, head, frames)
+
     def _called(self, sender: Member, call: Call, arena: Sequence[Frame]) -> None:
         serving = self._serving.setdefault(sender.id, set())
         if len(serving) >= MOST_CALLS:
             message = f"{MOST_CALLS} calls of {sender.name} wait at {self.me.name} already"
             failure = Failure(call.number, "Overloaded", message, "", True)
-            self._send(sender.id, CONTROL, [pack(failure)])
+            self._send_answer(sender.id, call.number, pack(failure), [])
             return
         serving.add(call.number)
         self._inflow.called(sender, call, arena)
@@ -457,7 +523,7 @@ class Router:
             case Event():
                 self._inflow.event(sender, message)
             case Call():
-                self._called(sender, message, arena)
+                self._insisted(sender, message, arena)
             case Reply():
                 value = Arrived(message.skeleton, message.size, None, arena)
                 self._replied(sender, message.number, value)

@@ -1,6 +1,6 @@
 """What carries frames between processes: the contract that every transport keeps.
 
-A transport belongs to one thread, the bus's own, except for `wake`.  Its links are one-way: what
+A transport belongs to one thread, the bus's own, except for `wake` and `line`.  Its links are one-way: what
 a peer sends comes in at the inbox, what goes to a peer leaves by a connection of its own.  It may
 lose what is under way when a connection breaks; `engine.bus.link` repairs that.
 """
@@ -45,7 +45,32 @@ class Down:
     refused: bool = False
 
 
-Arrival: TypeAlias = Received | Up | Down
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A frame that a peer sent on a line of its own; `Transport.answer` goes back on it."""
+
+    peer: str
+    line: bytes
+    frame: Frame
+
+
+Arrival: TypeAlias = Received | Up | Down | Asked
+
+
+class Line(Protocol):
+    """A connection of its own to a peer, for a thread that waits for each answer; see `engine.bus.lines`."""
+
+    def send(self, frame: bytes) -> bool:
+        """Send at once; False where it is not connected."""
+        ...
+
+    def receive(self) -> Frame | None:
+        """Return what came back, or None after a short while."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
 
 
 class Transport(Protocol):
@@ -79,6 +104,17 @@ class Transport(Protocol):
 
     def wake(self) -> None:
         """Let `poll` return; from any thread."""
+        ...
+
+    def line(self, peer: str, number: int, seconds: float) -> Line | None:
+        """Return a new line to a connected peer, which waits `seconds` for an answer; None if there are none.
+
+        From any thread; its number is given to no other.
+        """
+        ...
+
+    def answer(self, line: bytes, frame: bytes) -> None:
+        """Send a frame back on a line; lost without a word where nobody is there."""
         ...
 
     def close(self, linger: float = 0.5) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.bus import slots
-from engine.bus.codec import LIMITS, Limits, decode, encode
+from engine.bus.codec import LIMITS, Encoded, Limits, decode, decode_call, encode, encode_call
 from engine.bus.router import Arrived
 from engine.bus.slots import Offer, Torn, Unattachable
 from engine.bus.transport import Frame
@@ -105,20 +105,28 @@ class Values:
         self._writer = slots.Writer() if shared else None
         self._reader = slots.Reader() if shared else None
 
-    def flat(self, value: Any) -> tuple[bytes, bytes]:
-        """Copy a small value: its skeleton, and its arrays as bytes."""
-        encoded = encode(value, self._limits)
+    def flat_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, bytes]:
+        """Copy the arguments of an event: their skeleton, and their arrays as bytes."""
+        encoded = encode_call(args, kwargs, self._limits)
         return encoded.skeleton, b"".join(encoded.chunks()) if encoded.arena_size else b""
 
-    def snapshot(self, value: Any, *, ring: str | None = None, shared: bool = True) -> Snapshot:
-        """Copy a value, into shared memory if `shared` and worth it.
+    def snapshot_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Snapshot:
+        """Copy the arguments of a call."""
+        return self._own_snapshot(encode_call(args, kwargs, self._limits))
+
+    def snapshot_reply(self, value: Any) -> Snapshot:
+        """Copy what a call returned."""
+        return self._own_snapshot(encode(value, self._limits))
+
+    def snapshot(self, value: Any, *, ring: str | None = None) -> Snapshot:
+        """Copy a value, into shared memory where that is worth it.
 
         With `ring`, the name of a state, older versions make way for newer ones by themselves;
         else its memory is kept until `Snapshot.release`.  Raises `CodecError` for what cannot be sent.
         """
         encoded = encode(value, self._limits)
         size = encoded.arena_size
-        if shared and self._writer is not None and size >= SHARED_FROM:
+        if self._writer is not None and size >= SHARED_FROM:
             try:
                 with self._writer.begin(size, ring=ring) as writing:
                     encoded.write_into(writing.view)
@@ -127,6 +135,11 @@ class Values:
                 return Snapshot(encoded.skeleton, size, None, offer, self._own, free)
             except slots.Full:
                 pass  # then as where there is no shared memory
+        return self._own_snapshot(encoded)
+
+    def _own_snapshot(self, encoded: Encoded) -> Snapshot:
+        """Copy a value into memory of our own."""
+        size = encoded.arena_size
         if not size:
             return Snapshot(encoded.skeleton, 0, None)
         arena = self._arenas.take(size)
@@ -156,6 +169,10 @@ class Values:
         else:
             memory = self._copied(arrived.offer)
         return decode(arrived.skeleton, memory, self._limits, copy=False, own=True)
+
+    def load_call(self, arrived: Arrived) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call or an event; raises as `load` does."""
+        return decode_call(arrived.skeleton, _joined(arrived.arena), self._limits)
 
     def view(self, arrived: Arrived) -> tuple[Any, Callable[[], bool]]:
         """Return a value whose arrays are looked at where they lie, and what tells whether they still do.

@@ -3,6 +3,7 @@
 Each process has one inbox, a ROUTER, bound to a socket file in a private directory, to a TCP port, or
 to both.  To each peer go two DEALERs, one for each lane, whose routing id is the lane's letter and the
 sender's name; nothing ever comes back through them.  Monitor sockets tell when they are connected.
+A line is one more DEALER, to which the inbox answers.
 
 TCP is always encrypted, and admits only who holds the keys of the run.  Socket files are not: there,
 the directory admits only its user.
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from engine.bus.keys import RunKeys, check_key
-from engine.bus.transport import BULK, CONTROL, Arrival, Down, Frame, Received, Up
+from engine.bus.transport import BULK, CONTROL, Arrival, Asked, Down, Frame, Line, Received, Up
 from engine.errors import PayloadTooLarge, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ _WAITING = (1000, 16)  # messages that may wait in each lane of a peer before `s
 # Messages of one connection that may wait in the inbox before the sender is held: more than an honest
 # peer's lanes have under way.  libzmq aborts the process where a held sender goes away and left a heartbeat.
 _INBOX_WAITING = 1 << 14
-_LETTERS = (b"c", b"b")  # of the lanes, in routing ids
+_LETTERS = (b"c", b"b", b"l")  # of the lanes and of lines, in routing ids
+_LINE = 2
+_MOST_ASKED_BYTES = 2 * _LARGE  # of a frame on a line
 _ID = re.compile(r"[!-~]{1,128}")
 _KNOWN_IDS = 4096
 
@@ -206,7 +209,7 @@ class ZeroMQ:
         self._zmq = zmq
         # As plain numbers: combining enumeration members takes longer than a system call.
         self._dontwait, self._more = int(zmq.DONTWAIT), int(zmq.SNDMORE) | int(zmq.DONTWAIT)
-        self._events, self._rcvmore = int(zmq.EVENTS), int(zmq.RCVMORE)
+        self._events = int(zmq.EVENTS)
         self._in, self._out = int(zmq.POLLIN), int(zmq.POLLOUT)
         self._again = zmq.Again
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -276,6 +279,31 @@ class ZeroMQ:
             self._watch(_fd(out), lambda: self._look_for_room(out))
         return False
 
+    def line(self, peer: str, number: int, seconds: float) -> Line | None:
+        link = self._links.get(peer)
+        if link is None or not link.up or self._closed:
+            return None
+        zmq = self._zmq
+        try:
+            out = self._dealer(link, _LETTERS[_LINE] + f"{self.me}/{number}".encode())
+            out.set(zmq.SNDHWM, 64)  # one is under way, but libzmq hears late that earlier ones were sent
+            out.set(zmq.RCVTIMEO, round(seconds * 1000))
+            out.connect(link.endpoint)
+        except zmq.ZMQError:
+            return None  # the link went just now, or there are too many sockets
+        return _Line(out, self._dontwait, (zmq.Again, zmq.ContextTerminated))
+
+    def answer(self, line: bytes, frame: bytes) -> None:
+        inbox = self._inbox
+        try:
+            inbox.send(line, self._more)
+            inbox.send(frame, self._dontwait)
+        except self._again:
+            pass  # it reads nothing: it asks again by the lanes
+        # A socket that sends learns of what came as well, and its descriptor tells of that no more.
+        if self._has(inbox, self._in):
+            self._untaken = True
+
     def poll(self, timeout: float) -> list[Arrival]:
         if self._closed:
             return []
@@ -334,6 +362,7 @@ class ZeroMQ:
         self._harden(inbox)
         inbox.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         inbox.set(zmq.RCVHWM, _INBOX_WAITING)
+        inbox.set(zmq.SNDHWM, 64)  # answers on a line, which has one under way
         # Only who sends asks whether the other end is there: libzmq aborts the process where an inbox asks
         # somebody who has gone while the inbox was full.
         inbox.set(zmq.HEARTBEAT_IVL, 0)
@@ -417,7 +446,7 @@ class ZeroMQ:
         `_untaken` is False only where the socket itself has said that there is nothing more.
         """
         inbox, dontwait = self._inbox, self._dontwait
-        recv, get, more, senders = inbox.recv, inbox.get, self._rcvmore, self._senders
+        recv, senders = inbox.recv, self._senders
         self._untaken = True
         for count in range(_AT_ONCE):
             if count == 1 and not self._has(inbox, self._in):
@@ -432,25 +461,28 @@ class ZeroMQ:
                 sender = senders[routing_id]
             except KeyError:
                 sender = self._sender(routing_id)
-            frames: list[Frame] = []
-            if sender is not None and sender[1] == CONTROL:
-                frames.append(recv(dontwait))
-            else:
-                frames.append(_frame(recv(dontwait, copy=False)))
-            while get(more):
-                frame = _frame(recv(dontwait, copy=False))
+            part = recv(dontwait, copy=False)
+            frames = [_frame(part)]
+            while part.more:
+                part = recv(dontwait, copy=False)
                 if len(frames) < MAX_FRAMES:
-                    frames.append(frame)
+                    frames.append(_frame(part))
                 else:
                     sender = None
             if sender is None:
                 self.dropped += 1
-            else:
+            elif sender[1] != _LINE:
                 self._arrivals.append(Received(sender[0], sender[1], frames))
+            elif len(frames) == 1 and len(frames[0]) <= _MOST_ASKED_BYTES:
+                self._arrivals.append(Asked(sender[0], routing_id, frames[0]))
+            else:
+                self.dropped += 1
 
     def _sender(self, routing_id: bytes) -> tuple[str, int] | None:
         """Return the name and the lane of whoever uses this routing id; None for one of no peer."""
         name = routing_id[1:].decode("ascii", "replace")
+        if routing_id[:1] == _LETTERS[_LINE]:
+            name = name.rpartition("/")[0]
         known = routing_id[:1] in _LETTERS and _ID.fullmatch(name) is not None
         sender = (name, _LETTERS.index(routing_id[:1])) if known else None
         if len(self._senders) >= _KNOWN_IDS:
@@ -473,25 +505,32 @@ class ZeroMQ:
             link.target = address.host, address.port
         else:
             raise UsageError(f"there is no socket {address.path} of this user on this host")
+        link.endpoint, link.key = endpoint, address.key
         for lane in (CONTROL, BULK):
-            out = self._context.socket(zmq.DEALER)
+            out = self._dealer(link, _LETTERS[lane] + self.me.encode())
             link.sockets.append(out)
-            self._harden(out)
-            out.set(zmq.ROUTING_ID, _LETTERS[lane] + self.me.encode())
-            out.set(zmq.IMMEDIATE, 1)
             out.set(zmq.SNDHWM, _WAITING[lane])
-            out.set(zmq.RCVHWM, 1)  # nothing comes this way
-            out.set(zmq.MAXMSGSIZE, _LARGE)
-            out.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
-            out.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-            if not isinstance(link.target, str) and self._keys is not None:
-                out.set(zmq.IPV6, int(":" in link.target[0]))
-                out.set(zmq.CURVE_SERVERKEY, (address.key or self._keys.server_public).encode())
-                out.set(zmq.CURVE_PUBLICKEY, self._keys.client_public.encode())
-                out.set(zmq.CURVE_SECRETKEY, self._keys.client_secret.encode())
             self._monitor(link, lane, out)
         for out in link.sockets:
             out.connect(endpoint)
+
+    def _dealer(self, link: _Link, routing_id: bytes) -> Socket:
+        """Return a socket for the other end of a link, which is not connected yet."""
+        zmq = self._zmq
+        out = self._context.socket(zmq.DEALER)
+        self._harden(out)
+        out.set(zmq.ROUTING_ID, routing_id)
+        out.set(zmq.IMMEDIATE, 1)
+        out.set(zmq.RCVHWM, 64)  # only answers come this way
+        out.set(zmq.MAXMSGSIZE, _MOST_ASKED_BYTES)
+        out.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        out.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        if not isinstance(link.target, str) and self._keys is not None:
+            out.set(zmq.IPV6, int(":" in link.target[0]))
+            out.set(zmq.CURVE_SERVERKEY, (link.key or self._keys.server_public).encode())
+            out.set(zmq.CURVE_PUBLICKEY, self._keys.client_public.encode())
+            out.set(zmq.CURVE_SECRETKEY, self._keys.client_secret.encode())
+        return out
 
     def _monitor(self, link: _Link, lane: int, out: Socket) -> None:
         zmq = self._zmq
@@ -648,11 +687,36 @@ class ZeroMQ:
         self._woken = False
 
 
+class _Line:
+    """A line over a socket of its own; see `engine.bus.transport.Line`."""
+
+    def __init__(self, socket: Socket, dontwait: int, failed: tuple[type[Exception], ...]) -> None:
+        self._socket, self._dontwait, self._failed = socket, dontwait, failed
+
+    def send(self, frame: bytes) -> bool:
+        try:
+            self._socket.send(frame, self._dontwait)
+        except self._failed:
+            return False
+        return True
+
+    def receive(self) -> Frame | None:
+        try:
+            return self._socket.recv()
+        except self._failed:
+            return None
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
 @dataclass(slots=True, eq=False)
 class _Link:
     peer: str
     address: str
     target: str | tuple[str, int] = ""
+    endpoint: str = ""
+    key: str | None = None
     sockets: list[Socket] = field(default_factory=list)
     monitors: list[Socket] = field(default_factory=list)
     lanes_up: list[bool] = field(default_factory=lambda: [False, False])

@@ -24,7 +24,7 @@ from msgspec.msgpack import Ext
 
 from engine import tree
 from engine.bus import marks
-from engine.bus.codec import INLINE, Encoded, Limits, decode, encode, register
+from engine.bus.codec import INLINE, Encoded, Limits, decode, decode_call, encode, encode_call, register
 from engine.errors import CodecError, PayloadTooLarge
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -273,6 +273,44 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
 
 
 # --- the arena ----------------------------------------------------------------------------------
+
+
+@quick
+@given(st.lists(values, max_size=4).map(tuple), st.dictionaries(st.text(max_size=5), values, max_size=3))
+def test_arguments_are_encoded_as_the_list_of_them_and_come_back(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    encoded, longer = encode_call(args, kwargs), encode([list(args), kwargs])
+    assert encoded.skeleton == longer.skeleton
+    assert arena_of(encoded) == arena_of(longer)
+    back = decode_call(encoded.skeleton, arena_of(encoded))
+    assert same(list(back), [args, kwargs])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(2**70, "\ud800", b"x" * INLINE), ([2**70],), ({"a": "\ud800"},), ({(1, 2): 3},), ([1, [2, (3,)]],)],
+    ids=str,
+)
+def test_arguments_that_msgpack_does_not_hold_come_back(args: tuple[Any, ...]) -> None:
+    encoded = encode_call(args, {"x": args})
+    assert decode_call(encoded.skeleton, arena_of(encoded)) == (args, {"x": args})
+
+
+@pytest.mark.parametrize(
+    "value", [5, [], [[]], [[], {}, 1], [{}, []], [(), {}], [[], {1: 2}], [[], {b"x": 2}]], ids=str
+)
+def test_what_is_no_arguments_is_refused_as_such(value: Any) -> None:
+    with pytest.raises(CodecError, match=r"argument|message"):
+        decode_call(encode(value).skeleton)
+
+
+def test_arguments_beyond_the_limits_are_refused() -> None:
+    limits = Limits(skeleton=100)
+    with pytest.raises(PayloadTooLarge):
+        encode_call(("x" * 200,), {}, limits)
+    with pytest.raises(PayloadTooLarge):
+        decode_call(encode_call(("x" * 200,), {}).skeleton, None, limits)
 
 
 def test_buffers_are_views_that_begin_at_multiples_of_64() -> None:

@@ -28,6 +28,7 @@ from engine.bus.message import (
     Fenced,
     Finish,
     Gone,
+    Held,
     Hello,
     Item,
     Leaving,
@@ -154,6 +155,8 @@ def messages(rng: random.Random, id: str) -> list[Any]:
         Resend("collector_data", 1),
         Taken("collector_data", [1, 2, 3]),
         Call(1, "learner_echo", 1000, 10, skeleton),
+        Call(rng.randrange(10), "learner_echo", 1000, 0, skeleton, rng.randrange(5)),
+        Held(1),
         Reply(1, 10, skeleton),
         Failure(1, "KeyError", "x", "y", False),
         Cancel(1),
@@ -181,6 +184,8 @@ def frames(rng: random.Random, id: str) -> list[bytes]:
             return [frame, *(rng.randbytes(rng.randrange(50)) for _ in range(rng.randrange(1, 100)))]
         case 3:
             return [frame + bytes(rng.choice([10, 100_000]))]
+        case 4:
+            return [blob]
         case _:
             return [frame]
 
@@ -188,6 +193,7 @@ def frames(rng: random.Random, id: str) -> list[bytes]:
 def strangers(rng: random.Random, run: Run) -> list[bytes]:
     """Routing ids of nobody, of no form at all, and of the hub itself."""
     assert run.hub._network is not None
+    assert run.collector._network is not None
     return [
         b"cstranger:1",
         b"bstranger:1",
@@ -196,6 +202,9 @@ def strangers(rng: random.Random, run: Run) -> list[bytes]:
         rng.randbytes(9),
         b"chub",
         b"c" + b"y" * 250,
+        b"lstranger:1/1",
+        b"l" + run.collector._network.me.id.encode() + b"/77",
+        b"l/",
     ]
 
 

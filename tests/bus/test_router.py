@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.bus.message import PEER_LOST, Call, Event, Failure, Member, pack, unpack
+from engine.bus.message import PEER_LOST, SMALL_BYTES, Call, Event, Failure, Held, Member, Reply, pack, unpack
 from engine.bus.router import MOST_BACKLOG_BYTES, MOST_CALLS, UNSERVED_SECONDS, Arrived, Router
 from engine.bus.slots import Torn
 from engine.bus.transport import Frame
@@ -52,6 +52,7 @@ class Station:
         self.router = Router(
             self.me,
             send=self._send,
+            answer=lambda line, frame: world.answers.append((line, frame)),
             backlog=lambda _: self.queued,
             attach=lambda _: self.attaches,
             inflow=self,
@@ -65,6 +66,7 @@ class Station:
         self.taken: list[bytes] = []
         self.settled_count = 0
         self.calls: deque[tuple[str, Call]] = deque()
+        self.made: Counter[tuple[str, int]] = Counter()
         self.cancels: list[int] = []
         self.outcomes: dict[int, list[Arrived | Failure]] = {}
 
@@ -105,6 +107,7 @@ class Station:
 
     def called(self, sender: Member, call: Call, arena: Sequence[Frame]) -> None:
         self.calls.append((sender.id, call))
+        self.made[sender.id, call.number] += 1
 
     def cancelled(self, sender: Member, number: int) -> None:
         self.cancels.append(number)
@@ -119,6 +122,7 @@ class World:
 
     def __init__(self, *names: str) -> None:
         self.links: dict[tuple[str, str, int], deque[list[Frame]]] = {}
+        self.answers: list[tuple[bytes, bytes]] = []  # on lines
         self.news: dict[str, deque[Member | str]] = {}
         self.stations: dict[str, Station] = {}
         for name in names:
@@ -291,6 +295,99 @@ def test_whatever_happens_calls_end_once_items_are_taken_once_and_states_are_the
                     assert one.states[producer.id, "collector_state"][-1][0] == published[producer.id]
 
 
+class Caller:
+    """Calls by two lines, each for one call at a time; what is under way may be lost, or late."""
+
+    def __init__(self, world: World, station: Station, rng: random.Random) -> None:
+        self.world, self.station, self.rng = world, station, rng
+        self.waiting: dict[int, tuple[Call, str]] = {}  # by line
+        self.flying: list[tuple[Call, str]] = []
+        self.asked: list[int] = []
+        self.last: dict[int, int] = {}  # by line: its latest call
+
+    def call(self, method: str) -> None:
+        servers = self.station.router.servers.get(method, ())
+        free = [line for line in (1, 2) if self.last.get(line) in (None, *self.station.outcomes)]
+        if servers and free:
+            number = len(self.asked)
+            self.asked.append(number)
+            self.last[free[0]] = number
+            call = Call(number, method, 1000, 0, self.rng.choice([b"x", b"x" * SMALL_BYTES]), free[0])
+            self.waiting[free[0]] = call, servers[0]
+            self.flying.append((call, servers[0]))
+
+    def fly(self) -> None:
+        """Bring something that is under way to where it goes, or lose it."""
+        asked, answered = self.flying, self.world.answers
+        if asked and self.rng.random() < 0.5:
+            call, id = asked.pop(self.rng.randrange(len(asked)))
+            server = self.world.stations[id]
+            member = server.router.members.get(self.station.id)
+            if server.alive and member is not None and self.rng.random() < 0.8:
+                server.router.asked(member, call, b"%d" % call.line)
+        elif answered:
+            line, frame = answered.pop(self.rng.randrange(len(answered)))
+            assert len(frame) < SMALL_BYTES + 100
+            number, answer = int(line), unpack(frame)
+            if number in self.waiting and self.rng.random() < 0.8:
+                waiting, _ = self.waiting[number]
+                match answer:
+                    case Held(its) if its == waiting.number:
+                        self.insist(number)
+                    case Reply() | Failure() if answer.number == waiting.number:
+                        del self.waiting[number]
+                        outcome = answer if isinstance(answer, Failure) else Arrived(answer.skeleton, 0)
+                        self.station.replied(answer.number, outcome)
+
+    def insist(self, line: int) -> None:
+        self.station.router.insist(*self.waiting.pop(line))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32))
+def test_a_call_by_a_line_is_made_once_at_most_and_ends_once_whatever_is_lost_or_late(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World("learner_0", "league_0", "league_1")
+    for name in ("league_0", "league_1"):
+        world[name].offers(serves=["league_get"])
+    world.settle(rng)
+    learner = world["learner_0"]
+    caller = Caller(world, learner, rng)
+    for step in range(150):
+        if step == 100 and rng.random() < 0.5:
+            world.kill(world["league_0"])
+        one = rng.choice(world.living)
+        match rng.choice(["call", "fly", "fly", "insist", "answer", "answer", "deliver", "deliver"]):
+            case "call":
+                caller.call("league_get")
+            case "fly":
+                caller.fly()
+            case "insist" if caller.waiting:
+                caller.insist(rng.choice(list(caller.waiting)))
+            case "answer" if one.calls:
+                one.answer()
+            case "deliver":
+                world.step(rng)
+    while caller.waiting:
+        caller.insist(next(iter(caller.waiting)))
+    while world.step(rng) or caller.flying or world.answers or any(one.calls for one in world.living):
+        caller.fly()
+        for one in world.living:
+            while one.calls:
+                one.answer()
+
+    assert all(len(learner.outcomes.get(number, [])) == 1 for number in caller.asked)
+    made = world["league_0"].made + world["league_1"].made
+    assert max(made.values(), default=1) == 1
+    for number in caller.asked:
+        (outcome,) = learner.outcomes[number]
+        if isinstance(outcome, Failure):
+            assert (outcome.kind, outcome.traceback) == (PEER_LOST, "league_0")
+        else:
+            assert made[learner.id, number] == 1
+            assert outcome.skeleton.startswith(b"answer to x")
+
+
 # --- one by one -------------------------------------------------------------------------------
 
 
@@ -436,6 +533,33 @@ def test_a_caller_with_too_many_calls_is_told_at_once() -> None:
     learner.router.call(Call(999, "collector_get", 1000, 0, b""), [])
     world.settle()
     assert len(collector.calls) == MOST_CALLS
+
+
+def test_a_caller_with_too_many_calls_is_told_by_its_line() -> None:
+    world, learner, collector = two(serves=["collector_get"])
+    for number in range(MOST_CALLS):
+        learner.router.call(Call(number, "collector_get", 1000, 0, b""), [])
+    world.settle()
+    collector.router.asked(learner.me, Call(MOST_CALLS, "collector_get", 1000, 0, b"", 1), b"line 1")
+    ((line, frame),) = world.answers
+    failure = unpack(frame)
+    assert isinstance(failure, Failure)
+    assert (line, failure.kind, failure.number) == (b"line 1", "Overloaded", MOST_CALLS)
+
+
+def test_a_peer_has_only_so_many_lines() -> None:
+    _, learner, collector = two(serves=["collector_get"])
+    for line in range(100):
+        collector.router.asked(learner.me, Call(line, "collector_get", 1000, 0, b"", line), b"line")
+    assert [call.line for _, call in collector.calls] == list(range(1, 17))
+
+
+def test_a_call_by_a_line_that_nobody_waits_for_is_cancelled_where_it_was_asked() -> None:
+    world, learner, collector = two(serves=["collector_get"])
+    collector.router.asked(learner.me, Call(1, "collector_get", 1000, 0, b"", 1), b"line")
+    learner.router.cancel(1, collector.id)
+    world.settle()
+    assert collector.cancels == [1]
 
 
 def test_a_cancelled_call_is_over_at_both_ends() -> None:
