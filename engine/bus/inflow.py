@@ -137,7 +137,7 @@ class Outflow:
 
     def load(self, arrived: Arrived) -> Any:
         """Return a value of its own."""
-        return self._values.load(arrived)
+        return self._values.load(arrived, again=True)
 
     def load_call(self, arrived: Arrived) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of an event."""

@@ -19,7 +19,7 @@ CONTROL, BULK = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Frames that a peer sent, in order within its lane."""
+    """Frames that a peer sent, in order within its lane; their memory is the receiver's."""
 
     peer: str
     lane: int

@@ -109,7 +109,7 @@ class Unpacker:
         if not self.copy and not self.own:
             return memory.toreadonly()
         source = np.frombuffer(memory, np.uint8)
-        if self.own and not self.copy and source.flags.writeable and not arrays.address(source) % 16:
+        if self.own and not self.copy and source.flags.writeable and not arrays.address(source) % 8:
             return memory
         copy = arrays.aligned(len(memory))
         copy[:] = source

@@ -158,17 +158,18 @@ class Values:
             return True  # it can be; whoever reads it will ask for what is newer
         return True
 
-    def load(self, arrived: Arrived) -> Any:
-        """Return a value with memory of its own.
+    def load(self, arrived: Arrived, *, again: bool = False) -> Any:
+        """Return a value with memory of its own: that which the frames came in, where that will do.
 
-        Raises `Torn` where its shared memory holds something newer by now, and `CodecError` for
+        So a value whose memory may be looked at again is loaded with `again`.  Raises `Torn` where its shared memory holds something newer by now, and `CodecError` for
         what is no value.
         """
         if arrived.offer is None:
             memory = _joined(arrived.arena)
         else:
             memory = self._copied(arrived.offer)
-        return decode(arrived.skeleton, memory, self._limits, copy=False, own=True)
+        copy = again and arrived.offer is None
+        return decode(arrived.skeleton, memory, self._limits, copy=copy, own=True)
 
     def load_call(self, arrived: Arrived) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call or an event; raises as `load` does."""

@@ -759,7 +759,7 @@ def _fd(one: Socket) -> int:
 
 
 def _frame(frame: zmq.Frame) -> Frame:
-    return frame.bytes if len(frame) < _LARGE else frame.buffer.toreadonly()
+    return frame.bytes if len(frame) < _LARGE else frame.buffer
 
 
 def _usable(path: str) -> bool:

@@ -215,6 +215,38 @@ def test_calls_are_made_once_and_in_order_while_connections_are_reset(stack: Exi
     assert order == list(range(number))
 
 
+def test_values_that_came_by_sockets_are_ours_to_change_and_nobody_elses(stack: ExitStack) -> None:
+    hub = host(ZeroMQ(), run="r", role="learner", shared=False)
+    stack.callback(hub.close, linger=0.2)
+    collector = join(ZeroMQ(), at=hub.address, run="r", role="collector", timeout=LONG, shared=False)
+    stack.callback(collector.close, linger=0.2)
+    looked: list[float] = []
+    kept: list[Any] = []
+
+    def change(model: Any) -> None:
+        model[:] = -1.0
+        kept.append(model)
+
+    collector.on("learner_model", change)
+    collector.on("learner_model", lambda model: looked.append(float(model.sum())), view=True)
+    hub.declare("learner_model", "state")
+    hub.emit("learner_model", np.ones(50_000))
+
+    def delivered() -> bool | None:
+        collector.deliver()
+        return bool(looked) or None
+
+    Gate().until(delivered, LONG, lambda: "no model came", what="a model")
+    assert looked == [50_000.0]
+    assert float(kept[0].sum()) == -50_000.0
+
+    hub.consume("collector_rows", capacity=1)
+    collector.push("collector_rows", np.ones(50_000), timeout=LONG)
+    rows = hub.take("collector_rows", timeout=LONG).value
+    rows[:] = 2.0
+    assert float(rows.sum()) == 100_000.0
+
+
 def ask(address: str, routing_id: bytes, *frames: bytes) -> list[bytes] | None:
     """Send something on a line of one's own, and return what comes back within a while."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:

@@ -143,7 +143,7 @@ def test_frames_arrive_as_they_were_sent_under_the_name_of_their_sender(world: W
     assert (bulk.peer, bulk.lane, list(bulk.frames)) == ("actor_0:1a", BULK, [b"head", large, b"", b"view"])
 
 
-def test_what_arrived_cannot_be_written_and_does_not_change_with_what_was_sent(world: World) -> None:
+def test_what_arrived_does_not_change_with_what_was_sent(world: World) -> None:
     one, other = world.pair()
     memory = bytearray(b"a" * (200 << 10))
     world.sent(one, other, BULK, b"head", memoryview(memory))
@@ -151,7 +151,6 @@ def test_what_arrived_cannot_be_written_and_does_not_change_with_what_was_sent(w
     memory[:] = b"z" * len(memory)
     frame = other.received[0].frames[1]
     assert frame == b"a" * len(memory)
-    assert memoryview(frame).readonly
 
 
 def test_many_frames_arrive_in_order_in_each_lane(world: World) -> None:
