@@ -809,6 +809,7 @@ class Network:
         """Do what time asks for: greet, probe, judge who is lost, tell who fell behind."""
         if self._at is not None and not self._joined.is_set():
             self._say_hello(now)
+            self._judge_before_joining(now)
         for id, peer in list(self._peers.items()):
             for number, lane in enumerate(peer.lanes):
                 epoch = lane.probe(now)
@@ -828,6 +829,14 @@ class Network:
             hello = Hello(self.run, VERSION, self.me)
             frame = pack_head(HELLO, 1, CONTROL, 0, (0, 0)) + pack_blobs([pack(hello)])
             self._transport.send("hub", CONTROL, [frame])
+
+    def _judge_before_joining(self, now: float) -> None:
+        """A hub that was there and is gone is not waited for; one that is yet to come is."""
+        hub = self._peers["hub"]
+        if hub.met and not hub.up and now >= self._lost_at(hub):
+            what = f"the hub at {self._at} was lost before it let this process in: {hub.down_cause}"
+            self._broken = HubLost(what, peer="the hub", cause=hub.down_cause)
+            self._joined.set()
 
     def _lost_at(self, peer: _Peer) -> float:
         """When a peer that is down is lost, if nothing happens."""

@@ -161,8 +161,8 @@ class Values:
     def load(self, arrived: Arrived, *, again: bool = False) -> Any:
         """Return a value with memory of its own: that which the frames came in, where that will do.
 
-        So a value whose memory may be looked at again is loaded with `again`.  Raises `Torn` where its shared memory holds something newer by now, and `CodecError` for
-        what is no value.
+        So a value whose memory may be looked at again is loaded with `again`.  Raises `Torn` where its
+        shared memory holds something newer by now, and `CodecError` for what is no value.
         """
         if arrived.offer is None:
             memory = _joined(arrived.arena)

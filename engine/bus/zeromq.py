@@ -413,6 +413,7 @@ class ZeroMQ:
             if len(os.fsencode(self._path)) <= _MAX_PATH:
                 return self._path
             self._remove_made()  # too long for a socket: a short one elsewhere
+        sweep()
         for parent in (tempfile.gettempdir(), "/tmp"):
             self._made = Path(tempfile.mkdtemp(prefix=_DIRECTORY, dir=parent))
             self._path = self._made / name

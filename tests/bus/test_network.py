@@ -49,7 +49,8 @@ class Town:
     def join(self, role: str, **settings: Any) -> Bus:
         number = sum(bus.role == role for bus in self.buses)
         settings = {"run": "r", "timeout": LONG, "peer": f"{role}_{number}", **settings}
-        return self._keep(join(self.net.transport(), at=self.hub.address, role=role, **settings))
+        settings = {"at": self.hub.address, **settings}
+        return self._keep(join(self.net.transport(), role=role, **settings))
 
     def _keep(self, bus: Bus) -> Bus:
         self.buses.append(bus)
@@ -178,6 +179,16 @@ def test_nobody_at_the_address_is_said() -> None:
     net = Network()
     with pytest.raises(DeadlineExceeded, match=r"no hub answered at memory://9 within 0\.1 s"):
         join(net.transport(), at="memory://9", run="r", role="collector", timeout=0.1)
+
+
+def test_a_hub_that_is_gone_before_it_let_somebody_in_is_not_waited_for(town: Town) -> None:
+    mute = town.net.transport()
+    at = mute.start("launcher:1")
+    joining = town.run(lambda: town.join("collector", at=at))
+    eventually(lambda: mute.poll(0.01), "a knock")
+    mute.close()
+    with pytest.raises(HubLost, match=r"was lost before it let this process in: "):
+        joining.get()
 
 
 def test_a_wait_for_peers_says_who_is_there(town: Town) -> None:

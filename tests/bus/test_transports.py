@@ -797,6 +797,17 @@ def test_only_what_nobody_uses_is_swept(tmp_path: Path, worlds: Any) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"engine-bus-new", "engine-bus-used", "other"}
 
 
+def test_who_makes_a_directory_removes_those_of_the_killed(
+    tmp_path: Path, worlds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "engine-bus-old"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    worlds(ZeroMQ).end("actor_0:1a")
+    assert not left.exists()
+
+
 # --- places and addresses -------------------------------------------------------------------
 
 
