@@ -87,6 +87,8 @@ class Subscription:
     once: bool
     view: bool = False
     live: bool = True
+    shown: Arrived | None = None
+    """What it looked at last."""
 
 
 @dataclass(eq=False)
@@ -322,24 +324,30 @@ class Mailbox:
         try:
             if one.view and letter.arrived is not None:
                 self._show(one, letter)
-            else:
-                args, kwargs = self._load(letter)
+                return
+            opened = self._opened(one, letter)
+            if opened is not None:
+                args, kwargs = opened
                 one.handler(*args, **kwargs)
+        except Exception as error:
+            name = getattr(one.handler, "__qualname__", repr(one.handler))
+            error.add_note(f"raised in handler {name!r} of event {letter.name!r}")
+            errors.append(error)
+
+    def _opened(self, one: Subscription, letter: Letter) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return a letter's arguments; None where there is nothing to call a handler with."""
+        try:
+            return self._load(letter)
         except (Torn, Unattachable):
             # What is newer is on its way, and is delivered in its place.
             if one.once:
                 with self._changed:
                     one.live = True
                     self.subscriptions.setdefault(one.event, []).append(one)
-        except CodecError as error:
-            if letter.arrived is None or self.opener is None:
-                errors.append(error)
-            else:
-                self.opener.dropped()
-        except Exception as error:
-            name = getattr(one.handler, "__qualname__", repr(one.handler))
-            error.add_note(f"raised in handler {name!r} of event {letter.name!r}")
-            errors.append(error)
+        except CodecError:
+            assert self.opener is not None  # only what came from elsewhere is decoded
+            self.opener.dropped()
+        return None
 
     def _load(self, letter: Letter) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a letter's arguments; those from elsewhere are decoded on the thread that wants them."""
@@ -368,10 +376,15 @@ class Mailbox:
             if arrived is None:
                 one.handler(*letter.args)
                 return
+            if arrived is one.shown:
+                return  # in the place of an older one that it had overwritten
             try:
                 value, still = opener.view(arrived)
             except (Torn, Unattachable):
                 still = _gone
+            except CodecError:
+                opener.dropped()
+                return
             else:
                 try:
                     one.handler(value)
@@ -379,6 +392,7 @@ class Mailbox:
                     if still():
                         raise  # else it saw what nobody published
             if still():
+                one.shown = arrived
                 return
             opener.pull(letter.sender_id, letter.name)
             letter = self._newer(letter)

@@ -93,7 +93,7 @@ _PING_SECONDS = 2.0
 _BLOCKED_SECONDS = 0.05  # the transport tells when there is room; this is for one that cannot
 _LONGEST_WAIT = 0.25
 _STALL_SECONDS = 1.0
-_SWITCH_SECONDS = 0.001
+_SWITCH_SECONDS = 0.0005
 
 
 class Receiver(Inflow, Protocol):
@@ -256,7 +256,7 @@ class Network:
         does not answer.
         """
         if sys.getswitchinterval() > _SWITCH_SECONDS:
-            # A thread that computes in Python lets this one in after a millisecond instead of five.
+            # A thread that computes in Python lets this one in after half a millisecond instead of five.
             sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread.start()
         if self._at is None:
@@ -940,7 +940,8 @@ class Network:
         # A connection that broke just now may come back; where nobody listens it will not.
         if any(not lane.idle for peer in self._peers.values() if not peer.refused for lane in peer.lanes):
             return False
-        if not self._left and not self._finishing and self.router.has_items_for_somebody:
+        # Somebody may take them whom this process has not heard of yet.
+        if not self._left and not self._finishing and self.router.has_items_waiting:
             return False
         if not self._left:
             self._left = True

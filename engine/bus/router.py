@@ -593,6 +593,6 @@ class Router:
         return {name: outbox.counts for name, outbox in list(self.outboxes.items())}
 
     @property
-    def has_items_for_somebody(self) -> bool:
-        """Whether an item waits for room at a consumer."""
-        return any(outbox.waiting and self.consumers.get(name) for name, outbox in self.outboxes.items())
+    def has_items_waiting(self) -> bool:
+        """Whether an item waits for a consumer, or for room at one."""
+        return any(outbox.waiting for outbox in self.outboxes.values())

@@ -22,6 +22,7 @@ from engine.bus.message import VERSION, Changed, Finish, Gone, Hello, Member, Re
 from engine.bus.services import Where
 from engine.bus.transport import CONTROL
 from engine.errors import (
+    CodecError,
     DeadlineExceeded,
     EngineError,
     Finishing,
@@ -392,6 +393,17 @@ def test_events_come_in_order_and_none_is_lost_or_doubled_over_links_that_break(
     assert log == list(range(3000))
 
 
+def test_a_handlers_own_codec_error_ends_the_task_as_any_other(town: Town) -> None:
+    learner, collector = town.join("learner"), town.join("collector")
+    learner.declare("learner_model", "state")
+    learner.on("collector_news", lambda _: learner.emit("learner_model", print))
+    listens(collector, "collector_news")
+    collector.emit("collector_news", 1)
+    with pytest.raises(CodecError, match="builtin_function"):
+        delivered(learner, lambda: False)
+    assert learner.stats()["dropped"] == 0
+
+
 def test_events_for_a_peer_that_never_delivers_are_counted(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +591,17 @@ def test_what_a_producer_pushed_before_it_left_can_be_taken(town: Town) -> None:
     assert [int(value[-1]) for value in values] == [0, 1, 2, 3]
     with pytest.raises(PeerLost, match="nothing more comes of collector_0"):
         learner.take("collector_data", sender="collector_0", timeout=LONG)
+
+
+def test_what_was_pushed_before_a_close_reaches_who_was_not_known_as_a_consumer_yet(town: Town) -> None:
+    learner, collector = town.join("learner"), town.join("collector")
+    for number in range(50):
+        name = f"collector_items_{number}"
+        learner.consume(name)
+        collector.push(name, number, timeout=LONG)
+    collector.close(linger=LONG)
+    for number in range(50):
+        assert learner.take(f"collector_items_{number}", timeout=LONG).value == number
 
 
 def test_a_full_stream_says_who_should_have_taken(town: Town) -> None:

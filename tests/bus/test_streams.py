@@ -465,13 +465,14 @@ def test_a_sender_that_is_not_in_the_run_is_not_waited_for(stack: ExitStack) -> 
 def test_what_a_sender_left_behind_is_taken_before_it_is_said_that_it_is_gone(stack: ExitStack) -> None:
     learner, collector = pair(stack)
     learner.consume(NAME)
-    for value in range(2):
+    for value in range(3):
         collector.push(NAME, value, timeout=LONG)
+    assert learner.take(NAME, timeout=LONG).value == 0  # so the collector knows who consumes
     left = threading.Event()
-    learner.watch(lambda what, peer, cause: left.set())
+    learner.watch(lambda what, peer, cause: left.set() if what == "left" else None)
     collector.close(linger=LONG)
     assert left.wait(LONG)
-    assert [learner.take(NAME, sender="collector_0", timeout=LONG).value for _ in range(2)] == [0, 1]
+    assert [learner.take(NAME, sender="collector_0", timeout=LONG).value for _ in range(2)] == [1, 2]
     with pytest.raises(PeerLost, match="nothing more comes of collector_0"):
         learner.take(NAME, sender="collector_0", timeout=LONG)
 
