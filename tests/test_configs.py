@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine import config as configs
-from engine.cli.target import resolve
 from engine.envs.config import EnvConfig
 from engine.envs.make import check_env
+from engine.recipes.target import resolve
 
 ROOT = Path(__file__).parent.parent / "configs"
 FILES = sorted(ROOT.rglob("*.yaml"))

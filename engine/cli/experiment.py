@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.cli.target import Target, resolve
 from engine.errors import UsageError
+from engine.recipes.target import Target, resolve
 from engine.runs.diagram import draw
 from engine.runs.folder import Run
 

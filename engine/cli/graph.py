@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from engine.cli.target import is_script, resolve
 from engine.errors import UsageError
+from engine.recipes.target import is_script, resolve
 from engine.runs.diagram import FORMATS
 
 EXAMPLES = """\b

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from engine.cli import experiment
-from engine.cli.target import is_script, resolve
 from engine.errors import UsageError
+from engine.recipes.target import is_script, resolve
 from engine.runs.progress import MODES
 from engine.runs.summary import summary
+
+if TYPE_CHECKING:
+    from engine.launch.plan import Plan
 
 EXAMPLES = """\b
 Examples:
@@ -61,7 +65,7 @@ Ctrl-C ends every process after the iteration under way and saves everything (ex
     envvar="ENGINE_PROGRESS",
     help="How to show progress on stderr.",
 )
-@click.option("--dry-run", is_flag=True, help="Show the processes and the configuration, start nothing.")
+@click.option("--dry-run", is_flag=True, help="Show processes, pipelines and configuration, start nothing.")
 def launch(
     target: str,
     overrides: tuple[str, ...],
@@ -77,9 +81,8 @@ def launch(
     dry_run: bool,
 ) -> int:
     """Train with each role in processes of its own."""
-    from engine.bus.zeromq import check_place
-    from engine.launch.plan import Plan, make_plan, parse_counts
-    from engine.launch.start import create_run, run_plan
+    from engine.launch.plan import make_plan, parse_counts
+    from engine.launch.start import check_means, create_run, run_plan
 
     words = list(overrides)
     words += [f"seed={seed}"] if seed is not None else []
@@ -89,16 +92,11 @@ def launch(
             f"{target} is a script, and has no roles; launch a configuration or module:function, "
             "or call engine.launch.launch in the script"
         )
-    plan: Plan = make_plan(resolve(target, words), parse_counts(roles), on_loss, elastic=tcp is not None)
+    plan = make_plan(resolve(target, words), parse_counts(roles), on_loss, elastic=tcp is not None)
     experiment.check(plan.target)
-    if tcp is not None:
-        check_place(tcp)
+    check_means(backend, tcp, progress)  # type: ignore[arg-type]
     if dry_run:
-        click.echo(plan.text())
-        click.echo()
-        for seat in plan.seats:
-            click.echo(f"{seat.name:<14} engine worker --attach RUN --role {seat.role}")
-        click.echo(f"\n{plan.target.yaml()}", nl=False)
+        _show(plan)
         return 0
     run = create_run(plan, given=target, overrides=words, name=name, run_dir=run_dir)
     click.echo(f"run folder: {run.path}", err=True)
@@ -110,6 +108,19 @@ def launch(
     run = run_plan(plan, run, backend=backend, progress=progress, tcp=tcp, ready=ready)  # type: ignore[arg-type]
     click.echo(summary(run))
     return {"finished": 0, "interrupted": 130}.get(run.state, 1)
+
+
+def _show(plan: Plan) -> None:
+    """Print what would be started; each role is built in this process and closed again."""
+    from engine.launch.preview import pipelines
+
+    shown = pipelines(plan)
+    click.echo(f"{plan.text()}\n")
+    for seat in plan.seats:
+        click.echo(f"{seat.name:<14} engine worker --attach RUN --role {seat.role}")
+    for role, pipeline in shown.items():
+        click.echo(f"\n{role}:\n{pipeline}")
+    click.echo(f"\n{plan.target.yaml()}", nl=False)
 
 
 def _invitation(address: str, folder: Path) -> str:

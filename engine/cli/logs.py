@@ -33,8 +33,9 @@ def logs(run: str, role: str | None, follow: bool, as_json: bool) -> None:
     found = Run.open(run)
     read: dict[Path, int] = {}
     state = found.state
-    if role is not None and role not in _names(found) and not (follow and state == "running"):
-        known = sorted(_names(found))
+    expected = _expected(found) if follow and state == "running" else set()
+    if role is not None and role.rpartition("_")[0] not in expected and role not in _names(found) | expected:
+        known = sorted(_names(found) | expected)
         raise UsageError(
             f"{found.path} has no logs of {role!r}{did_you_mean(role, known)}; there are {', '.join(known)}"
         )
@@ -57,6 +58,12 @@ def _files(run: Run) -> list[Path]:
 def _names(run: Run) -> set[str]:
     stems = {file.stem for file in _files(run)}
     return stems | {stem.rpartition("_")[0] for stem in stems if "_" in stem}
+
+
+def _expected(run: Run) -> set[str]:
+    """Of whom something may come while the run goes on; of roles, also of one process."""
+    roles = run.info.get("roles")
+    return {"launcher", *roles} if roles else {"main-0"}
 
 
 def _new(run: Run, role: str | None, read: dict[Path, int]) -> Iterator[tuple[str, dict[str, Any]]]:

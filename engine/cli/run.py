@@ -11,8 +11,8 @@ import click
 
 from engine import config as configs
 from engine.cli import experiment
-from engine.cli.target import Target, is_script, resolve
 from engine.errors import UsageError
+from engine.recipes.target import Target, is_script, resolve
 from engine.runs.folder import Run
 from engine.runs.progress import MODES
 from engine.runs.script import handing_over

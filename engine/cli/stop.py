@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import time
 
 import click
 
@@ -15,6 +17,8 @@ EXAMPLES = """\b
 Examples:
   engine stop latest           (after the iteration under way; everything is saved)
   engine stop latest --now     (at once)"""
+
+_LOOK_SECONDS, _AGAIN_SECONDS, _TIMES = 0.05, 0.5, 6
 
 
 @click.command(epilog=EXAMPLES)
@@ -38,5 +42,17 @@ def stop(run: str, now: bool) -> None:
     else:
         os.kill(int(found.info["pid"]), signal.SIGINT)
         if now:
-            os.kill(int(found.info["pid"]), signal.SIGINT)
+            _insist(found)
     click.echo(f"{found.path} was asked to stop{' at once' if now else ''}")
+
+
+def _insist(run: Run) -> None:
+    """Interrupt once more, and again: signals that come at one time count as one."""
+    for _ in range(_TIMES):
+        by = time.monotonic() + _AGAIN_SECONDS
+        while time.monotonic() < by:
+            if Run.open(run.path).state != "running":
+                return
+            time.sleep(_LOOK_SECONDS)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(int(run.info["pid"]), signal.SIGINT)

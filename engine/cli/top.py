@@ -18,6 +18,7 @@ Examples:
   engine top latest --json       (one JSON object)"""
 
 _EVERY = 1.0
+_LOOK_SECONDS, _END_SECONDS = 0.05, 2.0
 
 
 @click.command(epilog=EXAMPLES)
@@ -60,10 +61,20 @@ def _watch(ask: Any, run: Run) -> None:
             try:
                 live.update(picture(ask(), title, console.width - 2), refresh=True)
             except EngineError:
-                if Run.open(run.path).state == "running":
+                if not _ends(run):
                     raise
                 return  # it ended while it was asked
             time.sleep(_EVERY)
+
+
+def _ends(run: Run) -> bool:
+    """Whether a run whose launcher answers no more is over, which is written a moment later."""
+    by = time.monotonic() + _END_SECONDS
+    while Run.open(run.path).state == "running":
+        if time.monotonic() >= by:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
 
 
 def _launched(run: Run) -> bool:
@@ -96,7 +107,7 @@ def _past(run: Run) -> dict[str, Any]:
         {
             "seat": f"{role}_{number}",
             "role": role,
-            "state": "gone",
+            "state": "starting" if run.state == "running" else "gone",
             "pid": None,
             "host": None,
             "restarts": None,

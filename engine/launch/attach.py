@@ -51,6 +51,8 @@ def find(where: str, key_file: Path | None = None) -> Whereabouts:
             )
         keys = load_keys(key_file)
         return Whereabouts(run_id(keys), where, keys)
+    if key_file is not None:
+        raise UsageError(f"--key-file goes with tcp://..., and {where} is a run of this machine")
     run = Run.open(where)
     card = read_card(run)
     if card is None:
@@ -77,21 +79,35 @@ def observing(place: Whereabouts, *, timeout: float = 10.0) -> Iterator[Bus]:
 def work_for(place: Whereabouts, role: str, *, joined: Callable[[str], None] | None = None) -> int:
     """Join the run in a role and work until it is over, or until Ctrl-C or SIGTERM; return the exit code.
 
-    `joined` is told the name under which it is known there.
+    `joined` is told the name under which it is known there.  Raises what ended the work, which the
+    launcher is told as well.
     """
     stopping = Stopping()
-    on_signal(stopping, signal.SIGTERM, signal.SIGINT)
     order = Order(run=place.run, address=place.address, role=role)
-    return attend(order, place.transport(), stopping=stopping, joined=joined)
+    errors: list[BaseException] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    on_signal(stopping, *before)
+    try:
+        code = attend(order, place.transport(), stopping=stopping, joined=joined, failed=errors.append)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if errors:
+        raise errors[0]
+    return code
 
 
 def _own_host(address: str) -> str:
     """The address of this machine as the one at `address` sees it; nothing is sent to find out."""
     there = urlsplit(address)
-    if there.hostname is None or there.port is None:
-        raise UsageError(f"{address!r} lacks host or port; it looks like tcp://10.0.0.7:41233")
     try:
-        family, *_, target = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]
+        port = there.port
+    except ValueError:  # no number, or one beyond 65535
+        port = None
+    if there.scheme != "tcp" or there.hostname is None or not port:
+        raise UsageError(f"{address!r} is no place of a run; it looks like tcp://10.0.0.7:41233")
+    try:
+        family, *_, target = socket.getaddrinfo(there.hostname, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)
             host = str(probe.getsockname()[0])

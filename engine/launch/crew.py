@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from engine.errors import EngineError, PeerLost, RemoteError
 from engine.launch.backend import Ended, Handle
+from engine.launch.ledger import whole
 from engine.launch.losses import Policy
 from engine.launch.plan import Seat
 from engine.recipes.roles import Role
@@ -106,16 +107,25 @@ class Place:
     def note(self, report: Mapping[str, Any], now: float) -> None:
         """Take over what it says of itself, and work out how fast it is."""
         self.report = dict(report)
-        steps = int(report.get("stepped", report.get("env_step", 0)))
+        steps = self._steps() or 0
         if self._noted is None or steps < self._noted[1]:
             self._noted = now, steps
         elif now >= self._noted[0] + _RATE_SECONDS:
             then, before = self._noted
             self.rate, self._noted = (steps - before) / (now - then), (now, steps)
 
+    @property
+    def version(self) -> int | None:
+        """Which weights it has, where it says so."""
+        return whole(self.report.get("version"))
+
+    def _steps(self) -> int | None:
+        stepped = whole(self.report.get("stepped"))
+        return whole(self.report.get("env_step")) if stepped is None else stepped
+
     def row(self) -> dict[str, Any]:
         """What is shown of it."""
-        return {
+        known = {
             "seat": self.seat.name,
             "role": self.seat.role,
             "state": self.state,
@@ -123,10 +133,11 @@ class Place:
             "host": self.about.get("host"),
             "attached": self.attached,
             "restarts": self.restarts,
-            **{key: value for key, value in self.report.items() if isinstance(value, int | float | str)},
-            "env_step": self.report.get("stepped", self.report.get("env_step")),
+            "env_step": self._steps(),
             "env_steps_per_second": None if self.rate is None else round(self.rate, 1),
         }
+        told = {key: value for key, value in self.report.items() if isinstance(value, int | float | str)}
+        return {**told, **known}
 
 
 class Crew:
@@ -158,14 +169,14 @@ class Crew:
         """What is shown of each; ``weight_lag`` is how many updates the weights that it acts with are old."""
         places = list(self.places.values())
         versions = [
-            place.report["version"]
+            place.version
             for place in places
-            if self.roles[place.seat.role].records and "version" in place.report
+            if self.roles[place.seat.role].records and place.version is not None
         ]
         rows = []
         for place in places:
             row = {**place.row(), "policy": str(self.policies[place.seat.role])}
-            version = place.report.get("version")
+            version = place.version
             acts = place.alive and not self.roles[place.seat.role].records
             if versions and version is not None and acts:
                 row["weight_lag"] = max(0, max(versions) - version)

@@ -47,6 +47,7 @@ _BLAME_SECONDS = 0.3  # so long the cause of a failure may come after its conseq
 _EXIT_SECONDS = 0.5  # so long a lost process may take to end by itself
 _PARTING_SECONDS = 0.5  # so long the bus may take to strike somebody off
 _TICK = 0.2
+_MOST_LINES, _ROOM_SECONDS = 1000, 1.0  # so many lines wait to be shown, and one more for so long
 _STALL_SECONDS = 3.0  # a loop that stood still for so long was stopped, or the machine was
 
 Stage: TypeAlias = Literal["running", "finishing", "failed"]
@@ -97,6 +98,8 @@ class Launcher:
         self._begin = self._ticked = time.monotonic()
         self._ledger = Ledger()
         self._parting: dict[str, threading.Event] = {}
+        self._room = threading.Semaphore(_MOST_LINES)
+        self._over = False
 
     def __call__(self) -> Run:
         """Run the program to its end; return the run.  Raises what made it fail."""
@@ -150,6 +153,7 @@ class Launcher:
 
     def _close(self) -> None:
         """End what still runs; after this nothing is left of the run but its folder."""
+        self._over = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._write_card, None)
             if self._bus is not None:
@@ -205,12 +209,11 @@ class Launcher:
 
     def _loop(self) -> None:
         while self._crew.alive():
-            try:
+            until = time.monotonic() + _TICK  # also where more comes than one gets done
+            with contextlib.suppress(queue.Empty):
                 self._handle(self._events.get(timeout=_TICK))
-                while True:
+                while time.monotonic() < until:
                     self._handle(self._events.get_nowait())
-            except queue.Empty:
-                pass
             self._tick(time.monotonic())
             self._note_reports()
             self._display.update_soon(self.status)
@@ -218,11 +221,13 @@ class Launcher:
     def _handle(self, event: _Event) -> None:
         place = self._crew.places.get(event.seat)
         if event.kind == "line":
+            self._room.release()
             self._on_line(event.seat, event.about)
         elif event.kind == "joined":
             self._joined(event.seat, event.about)
         elif event.kind == "failed":
-            self._told[event.seat] = event.about
+            if place is not None:
+                self._told[event.seat] = event.about
             if place is not None and place.alive:
                 place.kill_by = time.monotonic() + KILL_SECONDS  # it only has to leave now
         elif event.kind == "over":
@@ -278,6 +283,9 @@ class Launcher:
             self._events.put(_Event("ended", name, how, handles[0]))
 
         def on_line(line: str) -> None:
+            # Whoever prints quicker than it can be shown waits, so that nothing else waits behind its lines.
+            if not self._over:
+                self._room.acquire(timeout=_ROOM_SECONDS)
             self._events.put(_Event("line", name, line))
 
         place.handle = self._backend.start(self._order(place.seat.role, name), on_end=on_end, on_line=on_line)
@@ -287,10 +295,12 @@ class Launcher:
     # --- what happens to processes --------------------------------------------------------
 
     def _joined(self, name: str, about: Mapping[str, Any]) -> None:
-        place = self._crew.places.get(name)
+        place, role = self._crew.places.get(name), str(about["role"])
         if place is None or not place.alive:
+            if self.plan.roles[role].records:
+                return  # there can be one: `_give_order` refuses, and it leaves
             self._ledger.begin(name)
-            self._crew.attach(name, str(about["role"]), dict(about))
+            self._crew.attach(name, role, dict(about))
             self._display.message(f"{name} has joined, from {about.get('host')}")
             return
         place.state, place.about, place.join_by = "running", dict(about), None
@@ -354,7 +364,7 @@ class Launcher:
             self._display.message(f"{failure.text()}, while the run was finishing")
             return
         verdict = decide(role, policy, restarts=place.restarts, left=left)
-        if failure.mistaken:
+        if failure.mistaken and not place.attached:  # elsewhere other packages may be installed
             verdict = Fail("")
         if isinstance(verdict, Fail):
             self._fail(failure, verdict.why)
@@ -491,8 +501,8 @@ class Launcher:
         self._interrupts += 1
         self._asked_by = self._asked_by or reason
         if now:
-            self._reason = reason
-            self._stage = "finishing" if self._stage == "running" else self._stage
+            if self._stage == "running":
+                self._stage, self._reason = "finishing", "interrupted"
             self._end_all(_NOW_SECONDS)
         else:
             self._finish("interrupted")
@@ -515,7 +525,9 @@ class Launcher:
         def asked(number: int, frame: FrameType | None) -> None:
             self._events.put(_Event("signal", about=number))
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it was started with nohup
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, asked) for number in numbers}
         try:
             yield

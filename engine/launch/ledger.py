@@ -11,9 +11,17 @@ and ``lost`` is what a process that was lost had made and nobody had received.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+
+def whole(value: Any) -> int | None:
+    """Return a number of a report as a whole one; None for anything else: programs report what they like."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return int(value)
 
 
 @dataclass
@@ -38,15 +46,15 @@ class Ledger:
 
     def note(self, name: str, report: Mapping[str, Any]) -> None:
         """Take over what a process said last of itself."""
-        if "sent" in report and "stepped" in report:
+        stepped, sent = whole(report.get("stepped")), whole(report.get("sent"))
+        if stepped is not None and sent is not None:
             entry = self._entries.setdefault(name, _Entry())
-            entry.stepped = max(entry.stepped, int(report["stepped"]))
-            entry.sent = max(entry.sent, int(report["sent"]))
+            entry.stepped, entry.sent = max(entry.stepped, stepped), max(entry.sent, sent)
         for mine, key in ((self._received, "received"), (self._unlearned, "unlearned")):
             told = report.get(key)
             if isinstance(told, Mapping):
                 for sender, steps in told.items():
-                    mine[sender] = max(mine.get(sender, 0), int(steps))
+                    mine[sender] = max(mine.get(sender, 0), whole(steps) or 0)
 
     def lose(self, name: str) -> None:
         """The process of that name was lost: what nobody received of it is lost too."""

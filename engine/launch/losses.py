@@ -72,6 +72,7 @@ def parse(words: Iterable[str], roles: Mapping[str, Role]) -> dict[str, Policy]:
     Raises UsageError for a role or a policy that does not exist.
     """
     policies = {name: Policy(role.loss) for name, role in roles.items()}
+    given: set[str] = set()
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
@@ -80,6 +81,9 @@ def parse(words: Iterable[str], roles: Mapping[str, Role]) -> dict[str, Policy]:
             raise UsageError(
                 f"no role {name!r} in --on-loss {word}{did_you_mean(name, roles) or _list(roles)}"
             )
+        if name in given:
+            raise UsageError(f"--on-loss {name} is given twice")
+        given.add(name)
         policies[name] = _policy(text, word, roles[name])
     return policies
 
@@ -90,7 +94,7 @@ def _policy(text: str, word: str, role: Role) -> Policy:
         hint = did_you_mean(kind, LOSSES) or f"; it is one of {', '.join(LOSSES)}, like restart:3"
         raise UsageError(f"no policy {kind!r} in --on-loss {word}{hint}")
     loss: Literal["fail", "restart", "go_on"] = kind
-    if colon and (loss != "restart" or not number.isdigit() or int(number) < 1):
+    if colon and (loss != "restart" or not number.isdecimal() or int(number) < 1):
         raise UsageError(f"--on-loss {word}: only restart takes a number, at least 1, like restart:3")
     if role.records and loss != "fail":
         raise UsageError(

@@ -11,6 +11,7 @@ from engine.recipes.roles import Role, check_roles, roles_of
 from engine.recipes.target import Target
 
 MOST_SEATS = 512
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,14 @@ def make_plan(
     counts = dict(counts or {})
     roles = {role.name: role for role in roles_of(target.recipe)}
     check_roles(target.recipe, [*roles, *counts])
+    numbers = {name: counts.get(name, role.least) for name, role in roles.items()}
+    if sum(numbers.values()) > MOST_SEATS:
+        raise UsageError(
+            f"{sum(numbers.values())} processes are more than the {MOST_SEATS} that one machine may start"
+        )
     seats = []
     for role in roles.values():
-        number = counts.get(role.name, role.least)
+        number = numbers[role.name]
         if number < role.least and (role.records or not elastic):
             raise UsageError(
                 f"{target.algo} needs at least {role.least} {role.name}, not {number}; "
@@ -69,8 +75,6 @@ def make_plan(
                 "more of another role make it quicker"
             )
         seats += [Seat(f"{role.name}_{index}", role.name, index) for index in range(number)]
-    if len(seats) > MOST_SEATS:
-        raise UsageError(f"{len(seats)} processes are more than the {MOST_SEATS} that one machine may start")
     return Plan(target, roles, parse(on_loss, roles), tuple(seats))
 
 
@@ -80,7 +84,7 @@ def parse_counts(words: Iterable[str]) -> dict[str, int]:
     for word in words:
         name, _, text = word.partition("=")
         text = text.strip()
-        if not name or not text.isdecimal():
+        if not name or not text.isdecimal() or len(text) > _MOST_DIGITS:
             raise UsageError(f"--role {word}: a role and how many of it, like --role collector=2")
         if name in counts:
             raise UsageError(f"--role {name} is given twice")

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import IO
@@ -34,6 +35,7 @@ TCP, KEY_FILE = "ENGINE_TCP", "ENGINE_KEY_FILE"
 _TAIL = 60  # lines of output that are kept to explain a death
 _LONGEST_LINE = 64 << 10
 _DRAIN_SECONDS = 2.0
+_END_SECONDS = 30.0
 _LOOK = os.WEXITED | os.WNOWAIT | os.WNOHANG
 
 
@@ -97,8 +99,9 @@ class Processes:
             running = list(self._running)
         for process in running:
             process.kill()
+        by = time.monotonic() + _END_SECONDS
         for process in running:
-            process.join()
+            process.join(max(0.0, by - time.monotonic()))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._janitor is not None:
@@ -133,13 +136,14 @@ class Process:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            env={**_own_environment(), "PYTHONUNBUFFERED": "1", **environment},
             process_group=0,
         )
         self.pid: int | None = self._popen.pid
         self._reader = threading.Thread(target=self._read, name=f"output-{self.pid}", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"wait-{self.pid}", daemon=True)
         self._on_end: OnEnd | None = None
+        self._reaping = threading.Lock()
 
     def watch(self, on_end: OnEnd) -> None:
         """Begin to read and to wait."""
@@ -160,24 +164,25 @@ class Process:
         self._signal(signal.SIGKILL, group=True)
         return not ended
 
-    def join(self) -> None:
-        """Wait until its end was told."""
-        self._waiter.join(30)
+    def join(self, timeout: float) -> None:
+        """Wait until its end was told, for at most `timeout` seconds."""
+        self._waiter.join(timeout)
 
     def _signal(self, number: int, *, group: bool = False) -> None:
-        if self._popen.returncode is not None:
-            return  # its number may be somebody else's by now
-        with contextlib.suppress(ProcessLookupError):
-            if group:
-                os.killpg(self._popen.pid, number)
-            else:
-                self._popen.send_signal(number)
+        with self._reaping:
+            if self._popen.returncode is not None:
+                return  # its number may be somebody else's by now
+            with contextlib.suppress(ProcessLookupError):
+                # Not by Popen.send_signal, which reaps the process behind the back of `_wait`.
+                (os.killpg if group else os.kill)(self._popen.pid, number)
 
     def _wait(self) -> None:
         # Without reaping it yet: until then its number, and its group's, belong to nobody else.
-        os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):  # somebody else reaped it: this program's own SIGCHLD
+            os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         self._signal(signal.SIGKILL, group=True)  # what it started and left
-        code = self._popen.wait()
+        with self._reaping:
+            code = self._popen.wait()
         self._reader.join(_DRAIN_SECONDS)
         if self._on_end is not None:
             self._on_end(Ended(code, cause(code), "\n".join(self._tail)))
@@ -191,6 +196,12 @@ class Process:
                 if not line.startswith('{"'):  # progress and log records explain nothing
                     self._tail.append(line)
                 self._on_line(line)
+
+
+def _own_environment() -> dict[str, str]:
+    """The environment of this process, without what it was told as a process of another run."""
+    theirs = {ORDER, PARENT, SOCKETS, TCP, KEY_FILE}
+    return {name: value for name, value in os.environ.items() if name not in theirs}
 
 
 def cause(code: int) -> str:

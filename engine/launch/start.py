@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -22,6 +23,7 @@ from engine.recipes.check import check
 from engine.recipes.target import resolve
 from engine.runs.fleet import Fleet
 from engine.runs.folder import Run
+from engine.runs.progress import choose_mode
 
 BackendName = Literal["processes", "threads"]
 
@@ -53,12 +55,22 @@ def launch(
                 "a recipe that is launched must stand in a module, as every process imports it; "
                 "this one stands in the script that was started"
             )
+    check_means(backend, tcp, progress)
     plan = make_plan(resolve(target, overrides), roles, on_loss, elastic=tcp is not None)
     check(plan.target.config)
-    if tcp is not None:
-        check_place(tcp)
     run = create_run(plan, given=target, overrides=overrides, name=name, run_dir=run_dir)
     return run_plan(plan, run, backend=backend, progress=progress, tcp=tcp, join_timeout=join_timeout)
+
+
+def check_means(backend: BackendName | Backend, tcp: str | None, progress: str) -> None:
+    """Raise UsageError for means by which no run can be made, before its folder is."""
+    if isinstance(backend, str) and backend not in ("processes", "threads"):
+        raise UsageError(f"no backend {backend!r}; there are 'processes' and 'threads', or give your own")
+    if tcp is not None:
+        if backend != "processes":
+            raise UsageError("others can join by TCP only where the roles run in processes")
+        check_place(tcp)
+    choose_mode(progress, sys.stderr)
 
 
 def create_run(
@@ -96,10 +108,9 @@ def run_plan(
     ready: Callable[[str], None] | None = None,
 ) -> Run:
     """Run a plan in the folder of `run`; `ready` is told the address once others can join."""
+    check_means(backend, tcp, progress)
     keys: RunKeys | None = None
     if tcp is not None:
-        if backend != "processes":
-            raise UsageError("tcp= goes with the processes backend")
         keys = generate_keys()
         keys.save(run.path / KEYS)
     chosen: Any = backend
@@ -109,8 +120,6 @@ def run_plan(
         from engine.launch.threads import Threads
 
         chosen = Threads()
-    elif isinstance(backend, str):
-        raise UsageError(f"no backend {backend!r}; there are 'processes' and 'threads', or give your own")
     title = f"{run.info['algo']} · {run.info['env']} · seed {run.info['seed']}"
     with _logs(run) as keep:
         display = Fleet(progress, title, keep=keep)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from engine.bus.memory import Network
 from engine.bus.transport import Transport
 from engine.launch.backend import Ended, OnEnd, OnLine, Order
-from engine.launch.worker import Stopping, attend
+from engine.launch.worker import INTERRUPTED_REASON, Stopping, attend
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ class Threads:
 
     def close(self) -> None:
         """Wait for the threads, but not for ever."""
+        by = time.monotonic() + _JOIN_SECONDS
         for thread in self._started:
-            thread.join()
+            thread.join(max(0.0, by - time.monotonic()))
 
 
 class Thread:
@@ -55,7 +57,7 @@ class Thread:
 
     def terminate(self) -> None:
         """Ask its task to finish."""
-        self._stopping.ask("asked to")
+        self._stopping.ask(INTERRUPTED_REASON)
 
     def kill(self) -> bool:
         """Give it up: its peers are told that it is gone."""
@@ -65,9 +67,9 @@ class Thread:
         self._tell(Ended(-9, "given up: its thread does not end"))
         return True
 
-    def join(self) -> None:
-        """Wait for its end, for a while."""
-        self._thread.join(_JOIN_SECONDS)
+    def join(self, timeout: float) -> None:
+        """Wait for its end, for at most `timeout` seconds."""
+        self._thread.join(timeout)
         if self._thread.is_alive():
             log.warning("the thread of %s does not end and is left behind", self._order.seat)
 

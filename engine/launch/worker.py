@@ -27,7 +27,15 @@ import msgspec
 from engine.bus.bus import Bus
 from engine.bus.transport import Transport
 from engine.config import convert
-from engine.errors import EngineError, Finishing, NoSuchService, PeerLost, StateError, UsageError
+from engine.errors import (
+    EngineError,
+    Finishing,
+    NoSuchService,
+    PeerLost,
+    RemoteError,
+    StateError,
+    UsageError,
+)
 from engine.launch.backend import Order
 from engine.recipes.config import config_type
 from engine.recipes.roles import check_roles, roles_of
@@ -38,6 +46,8 @@ log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 60.0
 INTERRUPTED = 130
+INTERRUPTED_REASON = "interrupted"
+"""Of a task that ends so, `run_experiment` saves what there is and examines nothing."""
 _REPORT_EVERY = 0.5
 _PR_SET_PDEATHSIG = 1
 _CONSEQUENCES = (PeerLost, NoSuchService, Finishing)
@@ -109,11 +119,12 @@ def attend(
     progress: str = "off",
     timeout: float = JOIN_SECONDS,
     joined: Callable[[str], None] | None = None,
+    failed: Callable[[BaseException], None] | None = None,
 ) -> int:
     """Join the run, do what `order` says, leave; return the exit code.
 
     `joined` is told the name under which it is known there.
-    What goes wrong is told to the launcher; where that cannot be, it is printed.
+    What goes wrong is told to the launcher, and to `failed`; where there is neither, it is printed.
     """
     from engine.bus.bus import join
 
@@ -137,8 +148,7 @@ def attend(
         if joined is not None:
             joined(bus.peer)
         if not order.program and bus.told_to_finish is None:
-            known = bus.call("launcher_get_order", role=order.role, timeout=timeout)
-            order = msgspec.convert({**known, "folder": None}, Order)
+            order = _ask_for_order(bus, order.role, timeout)
         return work(order, bus, stopping, progress=progress)
     except KeyboardInterrupt:
         return INTERRUPTED if stopping.reason is None else 0
@@ -147,13 +157,28 @@ def attend(
             return 0  # the others were quicker to leave
         code = _exit_code(error)
         if code:
-            _report(bus, error, code)
+            told = _report(bus, error, code, quiet=failed is not None)
+            if failed is not None:
+                failed(error)
+            elif not told:
+                traceback.print_exception(error)
         return code
     finally:
         if bus is not None:
             bus.close()
         else:
             transport.close()
+
+
+def _ask_for_order(bus: Bus, role: str, timeout: float) -> Order:
+    """Return what is to be done in a role; raises UsageError where the launcher does not give it away."""
+    try:
+        known = bus.call("launcher_get_order", role=role, timeout=timeout)
+    except RemoteError as error:
+        if error.kind != UsageError.__name__:
+            raise
+        raise UsageError(str(error).rpartition(f"{UsageError.__name__}: ")[2]) from None
+    return msgspec.convert({**known, "folder": None}, Order)
 
 
 def work(order: Order, bus: Bus, stopping: Stopping, *, progress: str = "off") -> int:
@@ -237,7 +262,7 @@ def on_signal(stopping: Stopping, *numbers: int) -> None:
 
     def asked(number: int, frame: FrameType | None) -> None:
         again = stopping.asked
-        if not stopping.ask(f"asked to by {signal.Signals(number).name}") or again:
+        if not stopping.ask(INTERRUPTED_REASON) or again:
             raise KeyboardInterrupt
 
     for number in numbers:
@@ -258,23 +283,25 @@ def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, EngineError) else 1
 
 
-def _report(bus: Bus | None, error: BaseException, code: int) -> None:
-    text = "".join(traceback.format_exception(error))
+def _report(bus: Bus | None, error: BaseException, code: int, *, quiet: bool) -> bool:
+    """Tell the launcher of an error; False where it cannot be told, which is printed unless `quiet`."""
+    if bus is None:
+        return False
     try:
-        if bus is not None:
-            bus.call(
-                "launcher_report_failure",
-                peer=bus.peer,
-                kind=type(error).__name__,
-                message=str(error),
-                traceback=text,
-                code=code,
-                timeout=5,
-            )
-            return
+        bus.call(
+            "launcher_report_failure",
+            peer=bus.peer,
+            kind=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            code=code,
+            timeout=5,
+        )
     except Exception as unheard:  # whatever broke the bus, the first error must not be lost over it
-        print(f"the launcher was not told: {type(unheard).__name__}: {unheard}", file=sys.stderr)
-    print(text, file=sys.stderr, end="", flush=True)
+        if not quiet:
+            print(f"the launcher was not told: {type(unheard).__name__}: {unheard}", file=sys.stderr)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a TARGET means, a configuration or a recipe as ``module:function``; all without torch."""
+"""What a TARGET means: a configuration, a recipe as ``module:function``, a script; all without torch."""
 
 from __future__ import annotations
 
@@ -65,6 +65,16 @@ def is_recipe(text: str) -> bool:
     """Whether TARGET has the form ``module:function``."""
     module, colon, function = text.partition(":")
     return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def is_script(text: str) -> bool:
+    """Whether TARGET is a Python file; raises UsageError for one that does not exist."""
+    if not text.endswith(".py"):
+        return False
+    if not Path(text).is_file():
+        nearby = [str(path) for path in Path(text).parent.glob("*.py")] if Path(text).parent.is_dir() else []
+        raise UsageError(f"no script {text!r}{did_you_mean(text, nearby)}")
+    return True
 
 
 def find_recipe(name: str, kind: type[EngineError]) -> Callable[..., Any]:

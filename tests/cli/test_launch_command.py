@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from engine.runs.folder import Run
 PROGRAM = """
 import msgspec
 from engine.recipes.roles import COLLECTOR, LEARNER
+from engine.task import Task
 
 ROLES = (COLLECTOR, LEARNER)
 
@@ -25,7 +27,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def split(config: Settings, *, roles=frozenset(), bus=None):
-    raise AssertionError("nothing is built")
+    if config.size > 9:
+        raise ValueError("it cannot be built")
+    return Task(bus=bus).use(*[push, send] if "collector" in roles else [take])
+
+
+def push(ctx):
+    raise AssertionError("nothing is run")
+
+
+def send(ctx):
+    raise AssertionError("nothing is run")
+
+
+def take(ctx):
+    raise AssertionError("nothing is run")
+
+
 
 
 def whole(config: Settings):
@@ -43,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_dry_run_shows_processes_and_configuration_and_leaves_nothing(
+def test_a_dry_run_shows_processes_pipelines_and_configuration_and_leaves_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--role", "collector=2", "--on-loss", "collector=restart:4", "--dry-run", "size=5"]
@@ -52,8 +70,17 @@ def test_a_dry_run_shows_processes_and_configuration_and_leaves_nothing(
     assert "collector  x 2  on loss: restart:4" in shown
     assert "learner    x 1  on loss: fail" in shown
     assert "collector_1    engine worker --attach RUN --role collector" in shown
+    assert "\ncollector:\n├─ push\n└─ send\n\nlearner:\n└─ take\n" in shown
     assert "size: 5" in shown
     assert not (folder / "runs").exists()
+
+
+def test_a_dry_run_of_what_cannot_be_built_shows_nothing_but_the_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="it cannot be built"):
+        call(["launch", "two_roles:split", "--dry-run", "size=10"])
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
@@ -65,6 +92,11 @@ def test_a_dry_run_shows_processes_and_configuration_and_leaves_nothing(
         (["two_roles:split", "--on-loss", "learner=go_on"], 2, "cannot go on without it"),
         (["two_roles:whole", "--role", "collector=2"], 2, "whole has no roles"),
         (["two_roles:split", "--tcp", "0.0.0.0"], 2, "names no host that others could connect to"),
+        (
+            ["two_roles:split", "--tcp", "127.0.0.1", "--on", "threads"],
+            2,
+            "only where the roles run in processes",
+        ),
         (["two_roles:split", "sise=2"], 3, "did you mean 'size'"),
         (["nothing/there"], 2, "nothing/there"),
     ],
@@ -175,6 +207,80 @@ def test_a_run_in_one_process_cannot_be_joined(folder: Path, capsys: pytest.Capt
 def test_a_tcp_address_wants_the_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["worker", "--attach", "tcp://10.0.0.7:41233", "--role", "collector"]) == 2
     assert "give --key-file" in capsys.readouterr().err
+
+
+def test_keys_are_refused_where_nobody_asks_for_them(past: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["worker", "--attach", "latest", "--role", "collector", "--key-file", "run.key"]) == 2
+    assert "--key-file goes with tcp://..., and latest is a run of this machine" in capsys.readouterr().err
+
+
+def test_top_shows_a_launch_that_has_only_begun_as_starting(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Run.create(env="E", algo="split", seed=0, roles={"collector": 1, "learner": 1})
+    assert call(["top", "latest", "--once"]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        ["collector_0", "starting"],
+        ["learner_0", "starting"],
+    ]
+
+
+def test_a_run_that_answers_no_more_is_over_once_it_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.cli import top
+
+    run = Run.create(env="E", algo="split", seed=0)
+    monkeypatch.setattr(top, "_END_SECONDS", 0.0)
+    assert not top._ends(run)
+    monkeypatch.setattr(top, "_END_SECONDS", 60.0)
+    ends = threading.Thread(target=lambda: Run.open(run.path).finish("finished"))
+    ends.start()
+    assert top._ends(run)
+    ends.join(60)
+
+
+def test_nobody_waits_for_the_logs_of_a_role_that_a_run_has_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(env="E", algo="split", seed=0, roles={"collector": 1, "learner": 1})
+    assert call(["logs", "latest", "-f", "--role", "colector"]) == 2
+    assert "did you mean 'collector'" in capsys.readouterr().err
+    run.finish("finished")
+    run.file("logs/collector_0.jsonl").write_text('{"time": "", "level": "info", "message": "here"}\n')
+    assert call(["logs", "latest", "-f", "--role", "collector_0"]) == 0
+    assert "here" in capsys.readouterr().out
+
+
+BUSY = """
+import signal, sys
+
+from engine.runs.folder import Run
+
+run = Run.create(env="E", algo="busy", seed=0, run_dir="busy")
+times = []
+signal.signal(signal.SIGINT, lambda number, frame: times.append(number))
+print("ready", flush=True)
+while len(times) < 2:
+    sum(range(1_000_000))  # in C: what comes meanwhile comes as one
+run.finish("interrupted", "at once")
+"""
+
+
+def test_stop_at_once_interrupts_a_busy_process_twice(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as busy:
+        assert busy.stdout is not None
+        try:
+            assert busy.stdout.readline() == "ready\n"
+            assert call(["stop", "busy", "--now"]) == 0
+            assert busy.wait(30) == 0
+        finally:
+            busy.kill()
+    assert capsys.readouterr().out == "busy was asked to stop at once\n"
+    assert Run.open("busy").info["stop_reason"] == "at once"
 
 
 def test_the_card_of_a_run_is_for_its_user_only(past: Run) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.bus.bus import Bus
 from engine.context import OnlineContext
+from engine.errors import UsageError
 from engine.recipes.roles import COLLECT_AND_LEARN, COLLECTOR, LEARNER
 from engine.task import Task
 
@@ -26,6 +27,8 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Seconds that a collector takes for a number."""
     fail: str = ""
     """The seat that raises an error."""
+    mistake: str = ""
+    """The seat that finds something wrong with the configuration."""
     kill: str = ""
     """The seat that is killed, once: the next to sit there lives."""
     at: int = 5
@@ -56,6 +59,8 @@ def add(
             return
         if config.fail and config.fail in name:
             raise ValueError(f"{name} does not like {number}")
+        if config.mistake and config.mistake in name:
+            raise UsageError(f"{name} has not what it takes")
         if config.kill and config.kill in name and not os.path.exists(config.mark):
             with open(config.mark, "w"):
                 os.kill(os.getpid(), signal.SIGKILL)

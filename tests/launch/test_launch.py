@@ -17,7 +17,7 @@ from surviving import survivors, until
 
 from engine.bus.memory import Network
 from engine.errors import PeerLost, RemoteError, UsageError
-from engine.launch.attach import Whereabouts, find, observing
+from engine.launch.attach import Whereabouts, find, observing, work_for
 from engine.launch.backend import Ended
 from engine.launch.card import read_card
 from engine.launch.start import launch
@@ -131,47 +131,165 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
         launch("programs:add", {"colector": 1})
     with pytest.raises(UsageError, match="no backend 'proceses'"):
         launch("programs:add", backend="proceses", run_dir="run")  # type: ignore[arg-type]
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    with pytest.raises(UsageError, match="only where the roles run in processes"):
+        launch("programs:add", backend="threads", tcp="127.0.0.1", run_dir="run")
+    with pytest.raises(UsageError, match="no progress mode 'plian'"):
+        launch("programs:add", backend="threads", progress="plian", run_dir="run")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_who_is_there_can_be_asked_and_the_run_stopped_from_elsewhere() -> None:
-    from engine.launch.threads import Threads
+class Chatty(Deaf):
+    """A backend whose process never joins, and prints all the time."""
 
-    network = Network()
+    def start(self, order: Any, *, on_end: Any, on_line: Any) -> Any:
+        ended = threading.Event()
 
-    class Here(Whereabouts):
-        def transport(self) -> Any:
-            return network.transport()
+        class Process:
+            pid = 7
 
-    done: list[Run] = []
+            def terminate(self) -> None:
+                self.kill()
 
-    def run() -> None:
-        done.append(
+            def kill(self) -> bool:
+                ended.set()
+                on_end(Ended(-9, "killed by SIGKILL"))
+                return True
+
+        def chat() -> None:
+            while not ended.is_set():
+                on_line("still here " * 100)
+
+        threading.Thread(target=chat, daemon=True).start()
+        return Process()
+
+
+def test_no_deadline_waits_behind_what_a_process_prints() -> None:
+    with pytest.raises(PeerLost, match=r"did not join within 0.1 s"):
+        launch("programs:add", backend=Chatty(), run_dir="run", progress="off", join_timeout=0.1)
+
+
+def test_what_was_started_to_outlive_its_terminal_does() -> None:
+    heeded: list[Any] = []
+
+    class Looking(Deaf):
+        def start(self, order: Any, *, on_end: Any, on_line: Any) -> Any:
+            heeded.append(signal.getsignal(signal.SIGHUP))
+            return super().start(order, on_end=on_end, on_line=on_line)
+
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for how in (signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(signal.SIGHUP, how)
+            with pytest.raises(PeerLost):
+                launch("programs:add", backend=Looking(), progress="off", join_timeout=0.1)
+            assert signal.getsignal(signal.SIGHUP) == how
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    ignored, default = heeded[0], heeded[-1]
+    assert ignored == signal.SIG_IGN, "as nohup wants"
+    assert callable(default), "the run ends in order"
+
+
+class Here:
+    """A run of two collectors and a learner in threads, and its place for who comes from elsewhere."""
+
+    def __init__(self, *words: str) -> None:
+        self.network = Network()
+        self.done: list[Run] = []
+        self._words = words
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        until(lambda: Path("run/launch.json").exists() or not self._thread.is_alive())
+        found, network = find("run"), self.network
+
+        class Place(Whereabouts):
+            def transport(self) -> Any:
+                return network.transport()
+
+        self.place = Place(found.run, found.address)
+
+    def _run(self) -> None:
+        from engine.launch.threads import Threads
+
+        self.done.append(
             launch(
                 "programs:add",
                 {"collector": 2},
-                ["until=1_000_000"],
-                backend=Threads(network),
+                ["until=1_000_000", *self._words],
+                backend=Threads(self.network),
                 run_dir="run",
                 progress="off",
             )
         )
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    until(lambda: Path("run/launch.json").exists())
-    place = find("run")
-    with observing(Here(place.run, place.address)) as bus:
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """What is shown of each process."""
+        with observing(self.place) as bus:
+            return {row["seat"]: row for row in bus.call("launcher_get_status", timeout=30)["seats"]}
 
-        def running() -> bool:
-            rows = bus.call("launcher_get_status", timeout=30)["seats"]
-            return all(row["state"] == "running" and (row.get("env_step") or 0) > 0 for row in rows)
+    def until_running(self) -> None:
+        """Wait until every process has done something."""
+        with observing(self.place) as bus:
 
-        until(running)
-        bus.call("launcher_stop_run", timeout=30)
-    thread.join(100)
-    assert done[0].state == "interrupted"
-    assert summed(done[0]) > 0
+            def running() -> bool:
+                rows = bus.call("launcher_get_status", timeout=30)["seats"]
+                return all(row["state"] == "running" and (row.get("env_step") or 0) > 0 for row in rows)
+
+            until(running)
+
+    def stop(self, **how: Any) -> Run:
+        """Stop it; return what came of it."""
+        with observing(self.place) as bus:
+            bus.call("launcher_stop_run", timeout=30, **how)
+        self._thread.join(100)
+        return self.done[0]
+
+
+def test_who_is_there_can_be_asked_and_the_run_stopped_from_elsewhere() -> None:
+    here = Here()
+    here.until_running()
+    run = here.stop()
+    assert run.state == "interrupted"
+    assert summed(run) > 0
+
+
+def test_a_run_that_is_stopped_at_once_is_interrupted_however_quick_its_processes_are() -> None:
+    here = Here()
+    here.until_running()
+    run = here.stop(reason="engine stop", now=True)
+    assert (run.state, run.info["stop_reason"]) == ("interrupted", "by engine stop")
+
+
+def test_who_wants_to_join_in_the_role_that_records_is_refused_and_the_run_goes_on() -> None:
+    here = Here("pause=0.001")
+    here.until_running()
+    heeded = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(UsageError, match=r"^a learner cannot join this run from elsewhere$"):
+        work_for(here.place, "learner")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == heeded
+    assert {name: row["state"] for name, row in here.rows().items()} == {
+        "collector_0": "running",
+        "collector_1": "running",
+        "learner_0": "running",
+    }
+    assert here.stop().state == "interrupted"
+
+
+def test_who_wants_to_join_in_no_role_of_the_run_is_told_the_nearest() -> None:
+    here = Here("pause=0.001")
+    with pytest.raises(UsageError, match=r"did not let colector in: .* did you mean 'collector'"):
+        work_for(here.place, "colector")
+    assert here.stop().state == "interrupted"
+
+
+def test_a_mistake_of_a_worker_from_elsewhere_is_its_own_and_the_run_goes_on() -> None:
+    here = Here("pause=0.001", "mistake=collector_2", "at=0")
+    here.until_running()
+    with pytest.raises(UsageError, match="collector_2 has not what it takes"):
+        work_for(here.place, "collector")
+    until(lambda: here.rows()["collector_2"]["state"] == "lost")
+    assert here.rows()["learner_0"]["state"] == "running"
+    assert here.stop().state == "interrupted"
 
 
 class Launched:

@@ -77,6 +77,17 @@ def test_a_cause_is_told_in_words() -> None:
     assert cause(-1000) == "killed by signal 1000"
 
 
+def test_reports_may_hold_anything_and_hide_nothing() -> None:
+    mine = crew(COLLECTOR, LEARNER)
+    mine.places["collector_0"].note({"stepped": "many", "version": "1.2", "state": "warm", "queue": 3}, 1.0)
+    mine.places["collector_1"].note({"stepped": None, "env_step": 7.0, "version": [1]}, 1.0)
+    mine.places["learner_0"].note({"env_step": True, "version": float("nan")}, 1.0)
+    first, second, learner = mine.rows()
+    assert (first["state"], first["env_step"], first["queue"]) == ("starting", None, 3)
+    assert (second["env_step"], learner["env_step"]) == (7, None)
+    assert not any("weight_lag" in row for row in (first, second, learner))
+
+
 def test_speed_and_lag_are_worked_out_from_what_processes_report() -> None:
     mine = crew(COLLECTOR, LEARNER)
     for now, steps in ((10.0, 100), (11.0, 900), (14.0, 500)):

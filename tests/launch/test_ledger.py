@@ -63,3 +63,12 @@ def test_who_makes_no_env_steps_has_no_account() -> None:
     ledger.begin("actor_0")
     assert ledger.totals() == {}
     assert ledger.at_most_lost("actor_0") == ""
+
+
+def test_what_is_no_number_is_not_counted() -> None:
+    ledger = Ledger()
+    ledger.note("collector_0", {"stepped": "many", "sent": 3})
+    ledger.note("learner_0", {"received": {"collector_1": None}, "unlearned": "none"})
+    assert ledger.totals() == {}
+    ledger.note("collector_1", {"stepped": 5.0, "sent": 5})
+    assert ledger.totals()["collector_1"]["waiting"] == 5

@@ -39,6 +39,13 @@ def test_a_missing_role_is_an_error_unless_others_may_join(target: Target) -> No
         make_plan(target, {"learner": 0}, elastic=True)
 
 
+def test_no_more_are_seated_than_one_machine_may_start(target: Target) -> None:
+    assert len(make_plan(target, {"collector": 511}).seats) == 512
+    for many in (512, 10**18):
+        with pytest.raises(UsageError, match=f"{many + 1} processes are more than the 512"):
+            make_plan(target, {"collector": many})
+
+
 def test_one_process_records_the_run(target: Target) -> None:
     with pytest.raises(UsageError, match="there can be one, not 2"):
         make_plan(target, {"learner": 2})
@@ -51,7 +58,7 @@ def test_a_recipe_without_roles_says_so(target: Target) -> None:
 
 def test_counts_are_read_from_words() -> None:
     assert parse_counts(["collector=2", "learner=1"]) == {"collector": 2, "learner": 1}
-    for word in ("collector", "collector=", "collector=-1", "=2", "collector=two"):
+    for word in ("collector", "collector=", "collector=-1", "=2", "collector=two", f"collector={'9' * 5000}"):
         with pytest.raises(UsageError, match="like --role collector=2"):
             parse_counts([word])
     with pytest.raises(UsageError, match="twice"):
@@ -75,12 +82,18 @@ def test_policies_are_read_from_words_and_the_others_keep_their_own() -> None:
         ("collector=restrat", "did you mean 'restart'"),
         ("collector=fail:3", "only restart takes a number"),
         ("collector=restart:0", "at least 1"),
+        ("collector=restart:²", "only restart takes a number"),
         ("learner=restart", "cannot go on without it"),
     ],
 )
 def test_a_wrong_policy_is_explained(word: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         parse([word], ROLES)
+
+
+def test_a_policy_is_given_once_for_a_role() -> None:
+    with pytest.raises(UsageError, match="--on-loss collector is given twice"):
+        parse(["collector=go_on", "collector=fail"], ROLES)
 
 
 def test_a_role_that_cannot_be_missed_fails_the_run() -> None:
