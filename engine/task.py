@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from engine import pipeline
+from engine.bus.aside import HandlerThread
 from engine.bus.bus import Bus, Handler
 from engine.bus.services import Where
 from engine.context import Context, next_context, renewal_of
@@ -238,9 +239,14 @@ class Task:
 
     # --- events -------------------------------------------------------------------------
 
-    def on(self, event: str, handler: Handler) -> Handler:
-        """Call ``handler`` at the boundary after each `emit` of `event`, on the thread that runs the task."""
-        return self.bus.on(event, handler)
+    def on(
+        self, event: str, handler: Handler, *, view: bool = False, thread: HandlerThread = "task"
+    ) -> Handler:
+        """Call ``handler`` at the boundary after each `emit` of `event`, on the thread that runs the task.
+
+        `view` and ``thread="service"`` as in `Bus.on`.
+        """
+        return self.bus.on(event, handler, view=view, thread=thread)
 
     def once(self, event: str, handler: Handler) -> Handler:
         """Like `on`, for the next occurrence only."""

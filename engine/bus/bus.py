@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.bus.aside import HandlerThread, ServiceThread
 from engine.bus.calls import Calls
 from engine.bus.gate import Gate, check_timeout
 from engine.bus.inflow import Inflow, Outflow, Peer, Watcher
@@ -44,9 +45,10 @@ class Bus:
     def __init__(self) -> None:
         self.role = self.peer = "main"
         self._gate = Gate()
-        self._mailbox = Mailbox(self._gate)
+        self._service = ServiceThread()
+        self._mailbox = Mailbox(self._gate, self._service)
         self._streams = Streams(self._gate)
-        self._calls = Calls(self._gate, self._mailbox.look)
+        self._calls = Calls(self._gate, self._mailbox.look, self._service)
         self._inflow = Inflow(self._gate, self._mailbox, self._streams, self._calls)
         self._gate.answer, self._gate.finishing = self._calls.answer, self._told
         self._checked: set[str] = set()  # names that are well formed
@@ -186,15 +188,23 @@ class Bus:
 
     # --- events and states --------------------------------------------------------------------
 
-    def on(self, event: str, handler: Handler, *, view: bool = False) -> Handler:
+    def on(
+        self, event: str, handler: Handler, *, view: bool = False, thread: HandlerThread = "task"
+    ) -> Handler:
         """Call ``handler(*args, **kwargs)`` at the boundary after each `emit` of `event`; return it.
 
         Of a state, the latest value is handed over, also where it was emitted before.  With `view`,
         arrays of a state that comes from another process are looked at where they lie instead of being
         copied: read-only, and only until the handler returns.  Where they were overwritten
         meanwhile, the handler is called again with what is newer before anything else runs.
+
+        With ``thread="service"`` it is called as soon as the event comes, on the thread of that name, while
+        the task works: it must guard what it shares with the task.  What it raises ends the task at the
+        next boundary.
         """
-        return self._subscribe(Subscription(event, handler, once=False, view=view))
+        if thread not in ("task", "service"):
+            raise UsageError(f"on takes thread='task' or 'service', not {thread!r}")
+        return self._subscribe(Subscription(event, handler, once=False, view=view, thread=thread))
 
     def once(self, event: str, handler: Handler) -> Handler:
         """Like `on`, for the next occurrence only."""
@@ -420,7 +430,7 @@ class Bus:
 
     def close(self, reason: str = "it was closed", *, linger: float = 2.0) -> None:
         """Leave the run in order; nothing happens where the bus is alone, or was closed before."""
-        self._calls.services.close()
+        self._service.close()
         if self._network is not None:
             self._network.close(reason, linger)
             self._gate.closed = True

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.bus.aside import ServiceThread
 from engine.bus.gate import Gate
 from engine.bus.lines import ANSWER_SECONDS
 from engine.bus.message import SMALL_BYTES, Call, Failure, Member, Reply
@@ -39,10 +40,10 @@ class _Pending:
 class Calls:
     """Makes calls and answers them; `network` and `values` are None while the process is alone."""
 
-    def __init__(self, gate: Gate, look: Callable[[], None]) -> None:
+    def __init__(self, gate: Gate, look: Callable[[], None], thread: ServiceThread) -> None:
         self.network: Network | None = None
         self.values: Values | None = None
-        self.services = Services()
+        self.services = Services(thread=thread)
         self._gate, self._changed, self._look = gate, gate.changed, look
         self._pending: dict[int, _Pending] = {}
         self._numbers = itertools.count(1)

@@ -7,14 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
+from engine.bus.aside import HandlerThread, ServiceThread
 from engine.bus.gate import Gate
 from engine.bus.names import MISSED
 from engine.bus.router import Arrived
 from engine.bus.slots import Torn, Unattachable
-from engine.errors import CodecError, UnknownName, UsageError, did_you_mean, foremost
+from engine.errors import CodecError, EngineError, UnknownName, UsageError, did_you_mean, foremost
 
 Handler: TypeAlias = Callable[..., Any]
 
@@ -86,9 +87,14 @@ class Subscription:
     handler: Handler
     once: bool
     view: bool = False
+    thread: HandlerThread = "task"
     live: bool = True
-    shown: Arrived | None = None
-    """What it looked at last."""
+    had: tuple[str, int] | None = None
+    """The sender and the version of what it was called with last."""
+
+    def has_had(self, letter: Letter) -> bool:
+        """Whether a state is the one that it was called with: one that was overwritten may come twice."""
+        return letter.state and self.had == (letter.sender_id, letter.version)
 
 
 @dataclass(eq=False)
@@ -100,7 +106,7 @@ class _Wait:
 class Mailbox:
     """The queue of letters, who listens to them, and who waits for one."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, service: ServiceThread | None = None) -> None:
         self.pending = False
         self.notify: Callable[[], None] | None = None
         self.origin: Callable[[], tuple[int, int]] = anywhere
@@ -109,12 +115,15 @@ class Mailbox:
         self.heard: set[str] = set()
         """Events that were waited for: others send them only to who listens."""
         self._gate, self._changed = gate, gate.changed
+        self._service = service or ServiceThread()
         self._queue: deque[Letter] = deque()
         self._number = 0
         self._waited = threading.local()  # by event: the last letter that a wait of this thread returned
         self._waits: list[_Wait] = []
         self._states: dict[str, Letter] = {}  # the latest of each
         self._pending_of: dict[str, tuple[int, int]] = {}  # by peer: letters, and their bytes
+        self._aside_of: dict[str, tuple[int, int]] = {}  # the same, of those for the service thread
+        self._errors: list[Exception] = []  # of handlers there
         self._missed: dict[str, int] = {}  # by peer's name: events that are not here and were not told of
 
     # --- letters in -------------------------------------------------------------------------
@@ -122,14 +131,8 @@ class Mailbox:
     def post(self, letter: Letter) -> None:
         """Queue a letter for the next boundary, and wake who waits for it."""
         with self._changed:
-            if letter.sender_id and not letter.state:
-                if not self.wanted(letter.name):
-                    return  # it was on its way when the last listener went
-                count, size = self._pending_of.get(letter.sender_id, (0, 0))
-                if count >= MOST_PENDING or size >= MOST_PENDING_BYTES:
-                    self.missed(letter.sender, 1)
-                    return
-                self._pending_of[letter.sender_id] = count + 1, size + letter.bytes
+            if letter.sender_id and not letter.state and not self.wanted(letter.name):
+                return  # it was on its way when the last listener went
             self._number += 1
             letter.number = self._number
             if letter.state:
@@ -139,6 +142,7 @@ class Mailbox:
                     latest.args, latest.arrived, latest.version = letter.args, letter.arrived, letter.version
                     latest.sender, latest.sender_id = letter.sender, letter.sender_id
                     latest.number, latest.origin = letter.number, letter.origin
+                    self._put_aside(latest)
                     self._hand_over(latest)
                     return
                 self._states[letter.name] = letter
@@ -163,11 +167,55 @@ class Mailbox:
             self._changed.notify_all()
 
     def _enqueue(self, letter: Letter) -> None:
+        if self._put_aside(letter) and (letter.only is not None or letter.name not in self.heard):
+            letter.queued = False
+            self._hand_over(letter)
+            return
+        if not self._admit(self._pending_of, letter):
+            return
         self._queue.append(letter)
         self.pending = True
         if self.notify is not None:
             self.notify()
         self._hand_over(letter)
+
+    def _admit(self, table: dict[str, tuple[int, int]], letter: Letter) -> bool:
+        """Count an event of a peer as pending; False where too much of that peer is."""
+        if letter.sender_id and not letter.state:
+            count, size = table.get(letter.sender_id, (0, 0))
+            if count >= MOST_PENDING or size >= MOST_PENDING_BYTES:
+                self.missed(letter.sender, 1)
+                return False
+            table[letter.sender_id] = count + 1, size + letter.bytes
+        return True
+
+    def _put_aside(self, letter: Letter) -> bool:
+        """Have the service thread call its handlers; True where there are no others."""
+        listening = self.subscriptions.get(letter.name, ()) if letter.only is None else (letter.only,)
+        aside = [one for one in listening if one.thread == "service"]
+        if aside and self._admit(self._aside_of, letter):
+            self._service.do(lambda: self._call_aside(aside, letter))
+        return bool(aside) and len(aside) == len(listening)
+
+    def _call_aside(self, listening: list[Subscription], letter: Letter) -> None:
+        """Call handlers on the service thread; the task's next boundary raises what they raise."""
+        errors: list[Exception] = []
+        with self._changed:
+            self._count_delivered(self._aside_of, letter)
+            if letter.state:  # the latest, also where several were published meanwhile
+                letter = replace(self._states[letter.name])
+        for one in listening:
+            if one.live:
+                try:
+                    self._call(one, letter, errors)
+                except BaseException as error:  # SystemExit ends no thread but the task's
+                    errors.append(error if isinstance(error, Exception) else EngineError(repr(error)))
+        if letter.state:
+            self._used(letter)
+        if errors:
+            with self._changed:
+                self._errors += errors
+                self.look()
 
     def _hand_over(self, letter: Letter) -> None:
         # At once: a boundary may deliver it before the waiting thread wakes.
@@ -293,6 +341,8 @@ class Mailbox:
             for sender, missed in self._missed.items():
                 self.post(Letter(MISSED, (), {"peer": sender, "count": missed}))
             self._missed.clear()
+            errors += self._errors
+            self._errors.clear()
             count = len(self._queue)
             if count > 1:
                 self._queue = deque(sorted(self._queue, key=lambda letter: letter.origin))
@@ -301,8 +351,10 @@ class Mailbox:
                 with self._changed:
                     letter = self._queue.popleft()
                     letter.queued = False
-                    self._count_delivered(letter)
-                    listening = tuple(self.subscriptions.get(letter.name, ()))
+                    self._count_delivered(self._pending_of, letter)
+                    listening = [
+                        one for one in self.subscriptions.get(letter.name, ()) if one.thread == "task"
+                    ]
                 for one in listening if letter.only is None else (letter.only,):
                     if one.live:
                         self._call(one, letter, errors)
@@ -310,13 +362,13 @@ class Mailbox:
                     self._used(letter)
         finally:
             with self._changed:
-                self.pending = bool(self._queue)
+                self.pending = bool(self._queue or self._errors or self._missed)
 
-    def _count_delivered(self, letter: Letter) -> None:
+    def _count_delivered(self, table: dict[str, tuple[int, int]], letter: Letter) -> None:
         if letter.sender_id and not letter.state:
-            count, size = self._pending_of.pop(letter.sender_id)
+            count, size = table.pop(letter.sender_id)
             if count > 1:
-                self._pending_of[letter.sender_id] = count - 1, size - letter.bytes
+                table[letter.sender_id] = count - 1, size - letter.bytes
 
     def _call(self, one: Subscription, letter: Letter, errors: list[Exception]) -> None:
         if one.once:
@@ -325,8 +377,9 @@ class Mailbox:
             if one.view and letter.arrived is not None:
                 self._show(one, letter)
                 return
-            opened = self._opened(one, letter)
+            opened = None if one.has_had(letter) else self._opened(one, letter)
             if opened is not None:
+                one.had = letter.sender_id, letter.version
                 args, kwargs = opened
                 one.handler(*args, **kwargs)
         except Exception as error:
@@ -373,11 +426,12 @@ class Mailbox:
         assert opener is not None
         while True:
             arrived = letter.arrived
+            if one.has_had(letter):
+                return
             if arrived is None:
+                one.had = letter.sender_id, letter.version
                 one.handler(*letter.args)
                 return
-            if arrived is one.shown:
-                return  # in the place of an older one that it had overwritten
             try:
                 value, still = opener.view(arrived)
             except (Torn, Unattachable):
@@ -392,7 +446,7 @@ class Mailbox:
                     if still():
                         raise  # else it saw what nobody published
             if still():
-                one.shown = arrived
+                one.had = letter.sender_id, letter.version
                 return
             opener.pull(letter.sender_id, letter.name)
             letter = self._newer(letter)

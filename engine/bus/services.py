@@ -1,12 +1,10 @@
-"""Methods that a process serves, and the threads that they run on."""
+"""Methods that a process serves, and the calls that wait for them."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import logging
-import queue
-import threading
 import time
 import traceback
 from collections import deque
@@ -14,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from engine.bus.aside import ServiceThread
 from engine.bus.message import PEER_LOST, Failure, plain
 from engine.errors import EngineError, NoSuchService, Overloaded, PeerLost, RemoteError, UsageError
 
@@ -52,11 +51,9 @@ class Services:
     """The table of what is served, and the calls that wait for the task's thread or the service thread."""
 
     table: dict[str, _Service] = field(default_factory=dict)
+    thread: ServiceThread = field(default_factory=ServiceThread)
     for_task: deque[Served] = field(default_factory=deque)
     _for_service: deque[Served] = field(default_factory=deque)
-    _told: queue.SimpleQueue[bool] = field(default_factory=queue.SimpleQueue)
-    _thread: threading.Thread | None = None
-    _closed: bool = False
 
     @property
     def for_this_thread(self) -> bool:
@@ -90,10 +87,7 @@ class Services:
             waiting.append(call)
             return True
         waiting.append(call)
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._serve, name="engine-service", daemon=True)
-            self._thread.start()
-        self._told.put(True)
+        self.thread.do(self._answer_next)
         return False
 
     def answer(self, call: Served) -> None:
@@ -131,24 +125,9 @@ class Services:
                     with contextlib.suppress(ValueError):  # it was taken out just now
                         waiting.remove(call)
 
-    def close(self) -> None:
-        """Answer no more; the service thread ends after what it is at."""
-        self._closed = True
-        self._told.put(False)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(2.0)
-
-    def _serve(self) -> None:
-        while True:
-            self._told.get()
-            if self._closed:
-                return
-            try:
-                call = self._for_service.popleft()
-            except IndexError:
-                continue  # it was cancelled
-            self._answer_aside(call)
+    def _answer_next(self) -> None:
+        with contextlib.suppress(IndexError):  # it was cancelled
+            self._answer_aside(self._for_service.popleft())
 
 
 def failure_of(number: int, error: BaseException) -> Failure:

@@ -743,3 +743,13 @@ def test_a_wait_for_what_is_overwritten_again_and_again_ends_at_its_deadline(
     box.post(published("a_b", old))
     with pytest.raises(DeadlineExceeded, match=r"no 'a_b' was emitted within 0\.05 s"):
         wait(box, "a_b")
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_version_that_comes_twice_is_handed_over_once(view: bool, box: Mailbox, shelf: Shelf) -> None:
+    log: list[Any] = []
+    on(box, "a_b", log.append, view=view)
+    for what, version in (("one", 1), ("two", 2), ("two again", 2), ("three", 3)):
+        box.post(published("a_b", shelf.put(what), version=version))
+        assert deliver(box) == []
+    assert log == ["one", "two", "three"]
