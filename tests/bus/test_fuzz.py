@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zmq
 
-from engine.bus import network
+from engine.bus import links
 from engine.bus.bus import Bus, host, join
 from engine.bus.gate import Gate
 from engine.bus.keys import generate_keys
@@ -238,8 +238,8 @@ def test_old_frames_under_the_name_of_a_member_do_not_harm_the_lanes(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The inbox takes the liar for the member: its own connection has to time out to be made anew.
-    monkeypatch.setattr(network, "BROKEN_SECONDS", 1000.0)
-    monkeypatch.setattr(network, "DEAF_SECONDS", 1000.0)
+    monkeypatch.setattr(links, "BROKEN_SECONDS", 1000.0)
+    monkeypatch.setattr(links, "DEAF_SECONDS", 1000.0)
     run = Run(stack)
     rng = random.Random(2)
     assert run.collector._network is not None

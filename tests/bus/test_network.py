@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.bus import mailbox, network, router
+from engine.bus import links, mailbox, network, router
 from engine.bus.bus import Bus, host, join
 from engine.bus.gate import Gate
 from engine.bus.link import HELLO, pack_blobs, pack_head
@@ -128,14 +128,14 @@ def town() -> Iterator[Town]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is lost because a link is down."""
-    monkeypatch.setattr(network, "BROKEN_SECONDS", 1000.0)
-    monkeypatch.setattr(network, "HUB_SECONDS", 1000.0)
+    monkeypatch.setattr(links, "BROKEN_SECONDS", 1000.0)
+    monkeypatch.setattr(links, "HUB_SECONDS", 1000.0)
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that is down means a loss almost at once, to the hub."""
-    monkeypatch.setattr(network, "BROKEN_SECONDS", 0.05)
+    monkeypatch.setattr(links, "BROKEN_SECONDS", 0.05)
 
 
 # --- joining ----------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_a_process_that_comes_back_learns_that_it_is_out(town: Town) -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_a_peer_that_answers_nothing_is_lost(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_PING_SECONDS", 0.05)
+    monkeypatch.setattr(links, "_PING_SECONDS", 0.05)
     collector = town.join("collector")
     held = threading.Event()
     inner = collector._network
@@ -257,9 +257,9 @@ def test_a_peer_that_answers_nothing_is_lost(town: Town, monkeypatch: pytest.Mon
         held.wait(LONG)
 
     inner.do(hold)
-    monkeypatch.setattr(network, "DEAF_SECONDS", 0.5)
+    monkeypatch.setattr(links, "DEAF_SECONDS", 0.5)
     eventually(lambda: town.hub.stats()["lost"])
-    monkeypatch.setattr(network, "DEAF_SECONDS", 1000.0)
+    monkeypatch.setattr(links, "DEAF_SECONDS", 1000.0)
     held.set()
     assert town.hub.stats()["lost"] == {"collector_0": "it has not answered for 0.5 s"}
 
@@ -323,8 +323,8 @@ def test_nobody_can_speak_for_another(town: Town) -> None:
     def lies() -> None:
         for to in (there.me.id, hub.me.id):
             for message in (Gone(there.me.id, "lies", False), Changed(lie), Report(there.me.id, {"x": 1})):
-                inner._push(to, CONTROL, [pack(message)])
-        inner._push(there.me.id, CONTROL, [pack(Finish("lies"))])
+                inner._links.push(to, CONTROL, [pack(message)])
+        inner._links.push(there.me.id, CONTROL, [pack(Finish("lies"))])
 
     inner.do(lies)
     collector.report(told="the truth")
