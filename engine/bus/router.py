@@ -442,6 +442,13 @@ class Router:
                 return
         self._send_sized(caller, head, frames)
 
+    def _cancelled(self, sender: Member, number: int) -> None:
+        self._over(sender.id, number)
+        for heard in self._heard.get(sender.id, {}).values():
+            if heard.number == number:
+                heard.way = heard.answer = None  # it may be large
+        self._inflow.cancelled(sender, number)
+
     def _over(self, caller: str, number: int) -> None:
         if caller in self._serving:
             self._serving[caller].discard(number)
@@ -530,8 +537,7 @@ class Router:
             case Failure():
                 self._replied(sender, message.number, message)
             case Cancel():
-                self._over(sender.id, message.number)
-                self._inflow.cancelled(sender, message.number)
+                self._cancelled(sender, message.number)
             case Notice():
                 self._noticed(sender, message)
             case Pull():

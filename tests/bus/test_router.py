@@ -562,6 +562,23 @@ def test_a_call_by_a_line_that_nobody_waits_for_is_cancelled_where_it_was_asked(
     assert collector.cancels == [1]
 
 
+def test_a_large_answer_is_kept_until_it_is_asked_for_or_nobody_waits_for_it() -> None:
+    world, learner, collector = two(serves=["collector_get"])
+    for number in (1, 2):
+        call = Call(number, "collector_get", 1000, 0, b"", 1)
+        collector.router.asked(learner.me, call, b"line")
+        collector.router.reply(learner.id, number, b"head", 4, [b"body"])
+        assert unpack(world.answers.pop()[1]) == Held(number)
+        if number == 1:
+            learner.router.insist(call, collector.id)
+        else:
+            learner.router.cancel(number, collector.id)
+        world.settle()
+        assert collector.router._heard[learner.id][1].answer is None
+    assert [type(outcome) for outcome in learner.outcomes[1]] == [Arrived]
+    assert 2 not in learner.outcomes
+
+
 def test_a_cancelled_call_is_over_at_both_ends() -> None:
     world, learner, collector = two(serves=["collector_get"])
     learner.router.call(Call(1, "collector_get", 1000, 0, b""), [])
