@@ -43,3 +43,4 @@ class ServiceThread:
     def _run(self) -> None:
         while (work := self._works.get()) is not None and not self._closed:
             work()
+            del work  # with what it holds, while nothing comes

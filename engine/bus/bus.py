@@ -98,7 +98,7 @@ class Bus:
 
     def detach(self) -> None:
         """Belong to no task any more."""
-        self._mailbox.notify, self._mailbox.origin = None, anywhere
+        self._mailbox.detach()
         self._inflow.finish = None
         self._gate.finishing, self._gate.failed = self._told, _no
 
@@ -200,7 +200,7 @@ class Bus:
 
         With ``thread="service"`` it is called as soon as the event comes, on the thread of that name, while
         the task works: it must guard what it shares with the task.  What it raises ends the task at the
-        next boundary.
+        next boundary, and is logged where none follows.
         """
         if thread not in ("task", "service"):
             raise UsageError(f"on takes thread='task' or 'service', not {thread!r}")

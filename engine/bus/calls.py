@@ -59,23 +59,22 @@ class Calls:
         expected: Callable[[], str],
     ) -> Any:
         """Call a method, here or elsewhere; see `Bus.call`."""
-        number = next(self._numbers)
         if method in self.services.table:
-            return self._call_here(method, number, timeout, args, kwargs)
+            return self._call_here(method, next(self._numbers), timeout, args, kwargs)
         network, values = self.network, self.values
         if network is None or values is None:
             raise NoSuchService(f"nobody serves {method!r}{did_you_mean(method, self.services.table)}")
         self._gate.check("a call")
         body = values.snapshot_call(args, kwargs)
         seconds = _FOR_EVER if timeout is None else timeout
-        call = Call(number, method, int(min(seconds, _FOR_EVER) * 1000), body.size, body.skeleton)
+        call = Call(0, method, int(min(seconds, _FOR_EVER) * 1000), body.size, body.skeleton)
         servers = network.router.servers.get(method, ())
         direct = bool(servers) and not body.size and len(body.skeleton) < SMALL_BYTES and self._may_block
         server = servers[0] if direct and seconds > ANSWER_SECONDS else ""
         try:
             outcome = self._made(network, call, body, server, timeout, expected)
         except BaseException:
-            network.do(lambda: network.router.cancel(number, server))
+            network.do(lambda: network.router.cancel(call.number, server))
             raise
         if isinstance(outcome, Failure):
             raise error_of(outcome, method, network.server_of(method))
@@ -100,6 +99,8 @@ class Calls:
         """Make a call, by a line to `server` if there is one, and return how it ended."""
         router, asked = network.router, False
         line = network.lines.take(server) if server else None
+        # With the line in hand: who serves takes calls of one line in the order of their numbers.
+        call.number = next(self._numbers)
         pending: _Pending | None = None
         try:
             if line is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ MOST_LINES = 4
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class TakenLine:
     """A line while one call has it, until that has ended one way or another."""
 
     number: int
@@ -46,6 +47,7 @@ class Taken:
         if not self.line.send(pack(call)):
             call.line = 0
             return False
+        until = time.monotonic() + ANSWER_SECONDS
         while (frame := self.line.receive()) is not None:
             try:
                 answer = unpack(frame)
@@ -54,6 +56,8 @@ class Taken:
             if isinstance(answer, Reply | Failure) and answer.number == call.number:
                 return answer
             if isinstance(answer, Held) and answer.number == call.number:
+                break
+            if time.monotonic() > until:
                 break
             # The answer to an earlier call that nobody waited for any more.
         return True
@@ -69,8 +73,8 @@ class Taken:
 class _Lines:
     """The lines to one peer."""
 
-    made: list[Taken] = field(default_factory=list)
-    idle: list[Taken] = field(default_factory=list)
+    made: list[TakenLine] = field(default_factory=list)
+    idle: list[TakenLine] = field(default_factory=list)
 
 
 class Lines:
@@ -89,14 +93,12 @@ class Lines:
         with self._lock:
             return sum(len(lines.made) for lines in self._peers.values())
 
-    def take(self, peer: str) -> Taken | None:
+    def take(self, peer: str) -> TakenLine | None:
         """Return a line to a peer, for one call; None where there is none to be had."""
         with self._lock:
             if self._closed:
                 return None
-            lines = self._peers.get(peer)
-            if lines is None:
-                lines = self._peers[peer] = _Lines()
+            lines = self._peers.get(peer) or _Lines()
             if lines.idle:
                 return lines.idle.pop()
             if len(lines.made) >= MOST_LINES:
@@ -105,11 +107,12 @@ class Lines:
             line = self._open(peer, number)
             if line is None:
                 return None
-            taken = Taken(number, line)
+            taken = TakenLine(number, line)
             lines.made.append(taken)
+            self._peers[peer] = lines
             return taken
 
-    def give_back(self, peer: str, taken: Taken) -> None:
+    def give_back(self, peer: str, taken: TakenLine) -> None:
         """Let others have a line again, unless it was let go of meanwhile."""
         with self._lock:
             lines = self._peers.get(peer)

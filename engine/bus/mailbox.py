@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import threading
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from engine.bus.router import Arrived
 from engine.bus.slots import Torn, Unattachable
 from engine.errors import CodecError, EngineError, UnknownName, UsageError, did_you_mean, foremost
 
+log = logging.getLogger(__name__)
+
 Handler: TypeAlias = Callable[..., Any]
 
 MOST_PENDING, MOST_PENDING_BYTES = 100_000, 64 << 20
@@ -25,6 +28,8 @@ MOST_PENDING, MOST_PENDING_BYTES = 100_000, 64 << 20
 _LETTER_BYTES = 500  # what an event takes beside its own bytes
 
 _NEWER_SECONDS = 5.0
+
+_MOST_ERRORS = 100  # of handlers on the service thread that wait for a boundary
 
 
 class Opener(Protocol):
@@ -123,6 +128,7 @@ class Mailbox:
         self._states: dict[str, Letter] = {}  # the latest of each
         self._pending_of: dict[str, tuple[int, int]] = {}  # by peer: letters, and their bytes
         self._aside_of: dict[str, tuple[int, int]] = {}  # the same, of those for the service thread
+        self._due: set[str] = set()  # states that it is about to look at
         self._errors: list[Exception] = []  # of handlers there
         self._missed: dict[str, int] = {}  # by peer's name: events that are not here and were not told of
 
@@ -137,12 +143,14 @@ class Mailbox:
             letter.number = self._number
             if letter.state:
                 latest = self._states.get(letter.name)
-                if latest is not None and latest.queued:
+                if latest is not None and (latest.queued or latest.sender_id != letter.sender_id):
                     self._used(latest)
+                if latest is not None and latest.queued:
                     latest.args, latest.arrived, latest.version = letter.args, letter.arrived, letter.version
                     latest.sender, latest.sender_id = letter.sender, letter.sender_id
                     latest.number, latest.origin = letter.number, letter.origin
-                    self._put_aside(latest)
+                    if any(one.thread == "service" for one in self.subscriptions.get(letter.name, ())):
+                        self._put_aside(latest, [])
                     self._hand_over(latest)
                     return
                 self._states[letter.name] = letter
@@ -167,55 +175,84 @@ class Mailbox:
             self._changed.notify_all()
 
     def _enqueue(self, letter: Letter) -> None:
-        if self._put_aside(letter) and (letter.only is not None or letter.name not in self.heard):
-            letter.queued = False
+        listening = self.subscriptions.get(letter.name, ()) if letter.only is None else (letter.only,)
+        aside = [one for one in listening if one.thread == "service"]
+        kept = self._put_aside(letter, aside) if aside else True
+        if aside and len(aside) == len(listening) and letter.name not in self.heard:
+            letter.queued = False  # no boundary has anything to do with it
+        elif self._admit(self._pending_of, letter):
+            self._queue.append(letter)
+            self.pending = True
+            if self.notify is not None:
+                self.notify()
+        else:
+            kept = False
+        if kept:
             self._hand_over(letter)
-            return
-        if not self._admit(self._pending_of, letter):
-            return
-        self._queue.append(letter)
-        self.pending = True
-        if self.notify is not None:
-            self.notify()
-        self._hand_over(letter)
+        else:
+            self.missed(letter.sender, 1)
 
     def _admit(self, table: dict[str, tuple[int, int]], letter: Letter) -> bool:
         """Count an event of a peer as pending; False where too much of that peer is."""
         if letter.sender_id and not letter.state:
             count, size = table.get(letter.sender_id, (0, 0))
             if count >= MOST_PENDING or size >= MOST_PENDING_BYTES:
-                self.missed(letter.sender, 1)
                 return False
             table[letter.sender_id] = count + 1, size + letter.bytes
         return True
 
-    def _put_aside(self, letter: Letter) -> bool:
-        """Have the service thread call its handlers; True where there are no others."""
-        listening = self.subscriptions.get(letter.name, ()) if letter.only is None else (letter.only,)
-        aside = [one for one in listening if one.thread == "service"]
-        if aside and self._admit(self._aside_of, letter):
-            self._service.do(lambda: self._call_aside(aside, letter))
-        return bool(aside) and len(aside) == len(listening)
+    # --- on the service thread --------------------------------------------------------------
+
+    def _put_aside(self, letter: Letter, listening: list[Subscription]) -> bool:
+        """Have the service thread call handlers; False where too much waits for it."""
+        if letter.state:
+            name = letter.name
+            if name not in self._due:
+                self._due.add(name)
+                self._service.do(lambda: self._call_aside_with_latest(name))
+        elif self._admit(self._aside_of, letter):
+            self._service.do(lambda: self._call_aside(listening, letter))
+        else:
+            return False
+        return True
+
+    def _call_aside_with_latest(self, name: str) -> None:
+        with self._changed:
+            self._due.discard(name)
+            letter = replace(self._states[name])
+            listening = [one for one in self.subscriptions.get(name, ()) if one.thread == "service"]
+        self._call_aside(listening, letter)
+        self._used(letter)
 
     def _call_aside(self, listening: list[Subscription], letter: Letter) -> None:
-        """Call handlers on the service thread; the task's next boundary raises what they raise."""
+        """Call handlers; the task's next boundary raises what they raise."""
         errors: list[Exception] = []
         with self._changed:
             self._count_delivered(self._aside_of, letter)
-            if letter.state:  # the latest, also where several were published meanwhile
-                letter = replace(self._states[letter.name])
         for one in listening:
             if one.live:
                 try:
                     self._call(one, letter, errors)
                 except BaseException as error:  # SystemExit ends no thread but the task's
                     errors.append(error if isinstance(error, Exception) else EngineError(repr(error)))
-        if letter.state:
-            self._used(letter)
         if errors:
             with self._changed:
                 self._errors += errors
+                if self.notify is None or len(self._errors) > _MOST_ERRORS:
+                    self._log_errors()
                 self.look()
+
+    def detach(self) -> None:
+        """No task delivers here any more."""
+        with self._changed:
+            self.notify, self.origin = None, anywhere
+            self._log_errors()
+
+    def _log_errors(self) -> None:
+        """Tell what no boundary will raise."""
+        for error in self._errors:
+            log.error("a handler on the service thread failed", exc_info=error)
+        self._errors.clear()
 
     def _hand_over(self, letter: Letter) -> None:
         # At once: a boundary may deliver it before the waiting thread wakes.
@@ -235,7 +272,9 @@ class Mailbox:
         with self._changed:
             self.subscriptions.setdefault(one.event, []).append(one)
             latest = self._states.get(one.event)
-            if latest is not None and not latest.queued:
+            if latest is not None and one.thread == "service":
+                self._put_aside(latest, [one])
+            elif latest is not None and not latest.queued:
                 self._number += 1
                 again = Letter(
                     one.event, latest.args, None, latest.sender, latest.sender_id, latest.version,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
+import threading
 import time
 import traceback
 from collections import deque
@@ -54,6 +55,8 @@ class Services:
     thread: ServiceThread = field(default_factory=ServiceThread)
     for_task: deque[Served] = field(default_factory=deque)
     _for_service: deque[Served] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _answering: bool = False  # whether the service thread will look at them
 
     @property
     def for_this_thread(self) -> bool:
@@ -86,8 +89,11 @@ class Services:
         if service.where == "task":
             waiting.append(call)
             return True
-        waiting.append(call)
-        self.thread.do(self._answer_next)
+        with self._lock:
+            waiting.append(call)
+            if not self._answering:
+                self._answering = True
+                self.thread.do(self._answer_next)
         return False
 
     def answer(self, call: Served) -> None:
@@ -126,8 +132,13 @@ class Services:
                         waiting.remove(call)
 
     def _answer_next(self) -> None:
+        """Answer one call on the service thread, and come again if there are more."""
         with contextlib.suppress(IndexError):  # it was cancelled
             self._answer_aside(self._for_service.popleft())
+        with self._lock:
+            self._answering = bool(self._for_service)
+            if self._answering:
+                self.thread.do(self._answer_next)
 
 
 def failure_of(number: int, error: BaseException) -> Failure:

@@ -154,8 +154,8 @@ def sweep(directory: Path | None = None) -> int:
                 continue
             if time.time() - about.st_mtime < _STALE_SECONDS or any(map(_listens, left.iterdir())):
                 continue
-        except FileNotFoundError:
-            continue  # its owner removed it just now
+        except OSError:
+            continue  # its owner removed it just now, or it is none that can be looked at
         shutil.rmtree(left, ignore_errors=True)
         count += 1
     return count

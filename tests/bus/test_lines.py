@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import zmq
 from proxy import Proxy
 
 from engine.bus.bus import Bus, host, join
+from engine.bus.codec import register
 from engine.bus.gate import Gate
 from engine.bus.keys import generate_keys
-from engine.bus.lines import ANSWER_SECONDS, MOST_LINES
-from engine.bus.message import Call, pack
+from engine.bus.lines import ANSWER_SECONDS, MOST_LINES, Lines
+from engine.bus.message import Call, Reply, pack
 from engine.bus.zeromq import ZeroMQ, parse_address
 from engine.errors import DeadlineExceeded, Finishing, PeerLost, RemoteError
 
@@ -105,6 +107,62 @@ def test_many_threads_share_a_few_lines(stack: ExitStack) -> None:
     assert numbers == list(range(500))
     assert max(pair.made.values()) == 1
     assert pair.learner.stats()["lines"] <= MOST_LINES
+
+
+ENCODING, GO_ON = threading.Event(), threading.Event()
+
+
+@register("test_lines_slow")
+@dataclass
+class Slow:
+    """Something whose first look into it takes until `GO_ON`."""
+
+    number: int
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "number" and not GO_ON.is_set():
+            ENCODING.set()
+            assert GO_ON.wait(LONG)
+        return super().__getattribute__(name)
+
+
+def test_calls_of_two_threads_that_begin_in_one_order_and_are_sent_in_another_are_all_made(
+    stack: ExitStack,
+) -> None:
+    pair = Pair(stack).use_a_line()
+    pair.league.serve("league_look", lambda slow: pair._count(slow.number), thread="inline")
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(lambda: pair.learner.call("league_look", Slow(5), timeout=20.0))
+        assert ENCODING.wait(LONG)
+        for number in range(10, 15):
+            pair.learner.call("league_count", number, timeout=LONG)
+        GO_ON.set()
+        assert slow.result(LONG) == 5
+    assert max(pair.made.values()) == 1
+
+
+class Chatter:
+    """A line on which answers to others come without end."""
+
+    def send(self, frame: bytes) -> bool:
+        return True
+
+    def receive(self) -> bytes:
+        time.sleep(ANSWER_SECONDS / 4)
+        return pack(Reply(0, 0, b""))
+
+    def close(self) -> None:
+        pass
+
+
+def test_answers_to_other_calls_do_not_hold_up_a_call() -> None:
+    lines = Lines(lambda peer, number: Chatter())
+    line = lines.take("league_0:1")
+    assert line is not None
+    start = time.monotonic()
+    assert line.ask(Call(7, "league_get", 1000, 0, b"")) is True
+    assert time.monotonic() - start < 100 * ANSWER_SECONDS
+    lines.close()
 
 
 def test_an_answer_that_takes_long_is_waited_for(stack: ExitStack) -> None:
@@ -245,6 +303,8 @@ def test_values_that_came_by_sockets_are_ours_to_change_and_nobody_elses(stack: 
     rows = hub.take("collector_rows", timeout=LONG).value
     rows[:] = 2.0
     assert float(rows.sum()) == 100_000.0
+    collector.push("collector_rows", np.ones(50_000, np.longdouble), timeout=LONG)
+    assert hub.take("collector_rows", timeout=LONG).value.flags.aligned
 
 
 def ask(address: str, routing_id: bytes, *frames: bytes) -> list[bytes] | None:

@@ -745,6 +745,30 @@ def test_a_wait_for_what_is_overwritten_again_and_again_ends_at_its_deadline(
         wait(box, "a_b")
 
 
+def test_of_a_sender_whose_state_another_overtook_newer_ones_are_asked_for(
+    box: Mailbox, shelf: Shelf
+) -> None:
+    busy, go_on, last = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(value: str) -> None:
+        busy.set()
+        assert go_on.wait(60)
+        if value == "b":
+            last.set()
+
+    box.subscribe(Subscription("a_b", slow, once=False, thread="service"))
+    read: list[str] = []
+    shelf.read = lambda sender_id, name: read.append(sender_id)  # type: ignore[method-assign]
+    for sender in ("z", "a", "b"):
+        letter = Letter("a_b", (), None, sender, sender, 1, arrived=shelf.put(sender), state=True)
+        box.post(letter)
+        assert busy.wait(60)
+    go_on.set()
+    assert last.wait(60)
+    Gate().until(lambda: "b" in read or None, 60, lambda: f"only {read}", what="it")
+    assert set(read) == {"z", "a", "b"}
+
+
 @pytest.mark.parametrize("view", [False, True])
 def test_a_version_that_comes_twice_is_handed_over_once(view: bool, box: Mailbox, shelf: Shelf) -> None:
     log: list[Any] = []

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -804,8 +805,18 @@ def test_who_makes_a_directory_removes_those_of_the_killed(
     left = tmp_path / "engine-bus-old"
     left.mkdir()
     os.utime(left, (0, 0))
+    strange = tmp_path / f"engine-bus-{'x' * 100}"
+    strange.mkdir()
+    here = os.getcwd()
+    os.chdir(strange)  # a path too long for a socket, but for this
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("s")
+    os.chdir(here)
+    os.utime(strange, (0, 0))
+    (tmp_path / "engine-bus-file").write_text("")
     worlds(ZeroMQ).end("actor_0:1a")
     assert not left.exists()
+    assert strange.exists()
 
 
 # --- places and addresses -------------------------------------------------------------------
