@@ -237,22 +237,17 @@ class Mailbox:
                     errors.append(error if isinstance(error, Exception) else EngineError(repr(error)))
         if errors:
             with self._changed:
-                self._errors += errors
-                if self.notify is None or len(self._errors) > _MOST_ERRORS:
-                    self._log_errors()
+                kept = 0 if self.notify is None else _MOST_ERRORS - len(self._errors)
+                self._errors += errors[:kept]
+                _log_errors(errors[kept:])
                 self.look()
 
     def detach(self) -> None:
         """No task delivers here any more."""
         with self._changed:
             self.notify, self.origin = None, anywhere
-            self._log_errors()
-
-    def _log_errors(self) -> None:
-        """Tell what no boundary will raise."""
-        for error in self._errors:
-            log.error("a handler on the service thread failed", exc_info=error)
-        self._errors.clear()
+            _log_errors(self._errors)
+            self._errors.clear()
 
     def _hand_over(self, letter: Letter) -> None:
         # At once: a boundary may deliver it before the waiting thread wakes.
@@ -509,6 +504,12 @@ class Mailbox:
         arrived = letter.arrived
         if self.opener is not None and arrived is not None and arrived.offer is None:
             self.opener.read(letter.sender_id, letter.name)
+
+
+def _log_errors(errors: list[Exception]) -> None:
+    """Tell what no boundary will raise."""
+    for error in errors:
+        log.error("a handler on the service thread failed", exc_info=error)
 
 
 def raise_first(errors: list[Exception]) -> None:

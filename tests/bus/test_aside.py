@@ -132,6 +132,23 @@ def test_an_error_after_the_last_boundary_is_logged(caplog: pytest.LogCaptureFix
     assert "no such player" in caplog.text
 
 
+def test_of_very_many_errors_the_first_ends_the_task_and_the_last_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = threading.Event()
+    with Task(OnlineContext()) as task:
+        task.on("league_news", lambda text: int(text), thread="service")
+        task.on("league_end", done.set, thread="service")
+        task.use(lambda ctx: None)
+        for number in range(300):
+            task.emit("league_news", f"number {number}")
+        task.emit("league_end")
+        assert done.wait(LONG)
+        with pytest.raises(ValueError, match="'number 0'"):
+            task.run(max_step=1)
+    assert caplog.text.count("a handler on the service thread failed") == 200
+
+
 def test_errors_that_no_boundary_raises_are_logged_and_not_kept(
     bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
