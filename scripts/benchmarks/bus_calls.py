@@ -203,7 +203,9 @@ def calls(quick: bool) -> Part:
                 Goal(f"T2 call, inline / {title}", turns.p50.ratio("inline", other), inline),
                 Goal(f"T2 call, service thread / {title}", turns.p50.ratio("service", other), service),
             ]
-    notes = ["T1 and T2: small calls take the direct way by default, so one figure is held against both goals."]
+    notes = [
+        "T1 and T2: small calls take the direct way by default, so one figure is held against both goals."
+    ]
     return Part(goals, [turns.p50, turns.p99], notes)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
@@ -63,6 +64,34 @@ def test_an_unknown_section_is_refused_with_the_known_ones() -> None:
     done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "no section ppoo; there are middleware, ppo" in done.stderr
+
+
+def test_a_commit_may_follow_the_section_earlier() -> None:
+    call = [sys.executable, str(SCRIPTS / "bench"), "earlier", "no-such-commit"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'no-such-commit' is neither a commit of this repository nor a section" in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_tree_with_another_layout_is_compared(tmp_path: Path) -> None:
+    earlier, measure = (
+        importlib.import_module("benchmarks.earlier"),
+        importlib.import_module("benchmarks.measure"),
+    )
+    root = SCRIPTS.parent
+    for folder in ("engine", "configs"):
+        shutil.copytree(root / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "engine" / "recipes").rename(tmp_path / "engine" / "experiments")
+    for file in [*tmp_path.rglob("*.py"), *tmp_path.rglob("*.yaml")]:
+        file.write_text(file.read_text().replace("engine.recipes", "engine.experiments"))
+    section = earlier.compare(
+        tmp_path, root, rounds=1, turns=2, what="another layout", cases={"PPO": ("ppo/cartpole", (), 2, 1)}
+    )
+    (goal,) = section.goals
+    assert isinstance(goal.figure, measure.Ratio)
+    assert goal.figure.median > 0
+    assert section.notes == ["PPO: the rounds of both sides ended with the same weights, bit for bit."]
 
 
 def test_the_report_marks_what_was_missed() -> None:
