@@ -16,6 +16,27 @@ find_python() {
     return 1
 }
 
+# Linux wheels of torch on the default index bring gigabytes of CUDA packages; the CPU build is a version of its
+# own (2.13.0+cpu). A torch that is in .venv already stays: that is how to use a GPU.
+install_torch() {
+    local build
+    if [ "$(uname -s)" != Linux ] || [ "$(uname -m)" != x86_64 ] || "$PYTHON" -m pip show --quiet torch 2>/dev/null; then
+        return
+    fi
+    build=$(grep '^torch==' constraints.txt)+cpu
+    if "$PYTHON" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$build" 2>/dev/null; then
+        return
+    fi
+    if "$PYTHON" -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+        --extra-index-url https://download.pytorch.org/whl/cpu "$build"; then
+        return
+    fi
+    echo "No CPU build of torch ($build) was found for $("$PYTHON" --version). Either use Python 3.11" >&2
+    echo "(ENGINE_PYTHON=python3.11, after removing .venv), or install a torch of your choice and run this again:" >&2
+    echo "    $PYTHON -m pip install ${build%+cpu}    # with CUDA, some gigabytes" >&2
+    return 1
+}
+
 set_up() {
     local stamp wanted base
     stamp=.venv/installed
@@ -31,6 +52,7 @@ set_up() {
         "$base" -m venv .venv
     fi
     echo "Installing the packages; torch is large, the first time takes a minute or two ..." >&2
+    install_torch
     "$PYTHON" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
     echo "$wanted" >"$stamp"
 }
