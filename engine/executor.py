@@ -35,6 +35,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from engine.context import Context, kept_values, kept_writes, next_context, renewal_of
 from engine.errors import Abandoned, ConflictError, Finishing, foremost
 from engine.pipeline import Enter, Run, Suspended, leave
+from engine.signals import Terminated
 from engine.threads import inherited
 
 Origin: TypeAlias = tuple[int, int]
@@ -589,7 +590,7 @@ class Overlapped(Executor):
             for station in self._working:
                 if station.thread is not None:
                     station.thread.join(max(0.0, deadline - time.monotonic()))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             error.add_note("interrupted once more while the stations were ending")
         for station in self._working:
             if station.thread is not None and station.thread.is_alive():

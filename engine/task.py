@@ -6,15 +6,13 @@ the block closes what it was given to own, whatever happened.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import inspect
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from engine import pipeline
@@ -25,6 +23,7 @@ from engine.context import Context, next_context, renewal_of
 from engine.errors import ConflictError, Finishing, UnknownName, UsageError, did_you_mean
 from engine.executor import Executor, InOrder, Overlapped, StationTime
 from engine.pipeline import Compiler, Enter, Hooks, Node, Run, Timing
+from engine.signals import REASONS, Stop, name_of
 from engine.state import graph as state_graph
 
 log = logging.getLogger(__name__)
@@ -81,6 +80,7 @@ class Task:
         self._shared: list[Any] = []
         self._finish_reason: str | None = None
         self._interrupted = False
+        self._stop = Stop()
         self._entered = False
         self._running = False
         self._fresh = True  # ctx has not been run yet
@@ -232,10 +232,10 @@ class Task:
         self.attention = True
         self.wake()
 
-    def interrupt(self) -> None:
+    def interrupt(self, reason: str = "interrupted") -> None:
         """Ask for the end as Ctrl-C does: after the iteration, or overlapped after the slot, under way."""
         self._interrupted = True
-        self.request_finish("interrupted")
+        self.request_finish(reason)
 
     # --- events -------------------------------------------------------------------------
 
@@ -323,10 +323,11 @@ class Task:
         """Run `max_step` iterations (None: until finished) and return the last context.
 
         May be called again and goes on: kept fields and ``ctx.total_step`` continue.  The
-        first Ctrl-C ends it after the iteration under way (overlapped: after the slot, what is in
-        flight stays so until then), and a further call goes on; the second raises
-        KeyboardInterrupt at once.  An error of a middleware or a handler reaches the caller with
-        its own type and a note that says where it happened.
+        first Ctrl-C, SIGTERM or SIGHUP ends it after the iteration under way (overlapped: after the
+        slot, what is in flight stays so until then), `finish_reason` says which, and a further call
+        goes on; a second one raises KeyboardInterrupt or `Terminated` at once.  An error of a
+        middleware or a handler reaches the caller with its own type and a note that says where it
+        happened.
         """
         steps = _checked_steps(max_step)
         if not self._entered:
@@ -338,12 +339,13 @@ class Task:
         if steps is None and not self._members:
             raise UsageError("nothing to run: use(...) a middleware first, or give max_step")
         self._finish_reason, self._interrupted = None, False
+        self._stop = Stop(self._signalled)
         self._running = True
         self.bus.runs_on(threading.get_ident())
         if self.bus.told_to_finish is not None:
             self.request_finish(self.bus.told_to_finish)
         try:
-            with self._signals():
+            with self._stop:
                 self._start(steps)
         finally:
             self.bus.runs_on(None)
@@ -490,38 +492,15 @@ class Task:
             hooks.timing, hooks.clock = self._timings.setdefault(name, Timing()), self._clock
         return hooks
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn the first Ctrl-C into a request to finish, on the main thread only; restored on exit."""
-        before = (
-            signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-        )
-        if before is None or before is signal.SIG_IGN:
-            yield
-            return
-        signal.signal(signal.SIGINT, _Interrupt(self, before))
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-class _Interrupt:
-    """The first Ctrl-C asks the task to finish, and the tasks that it runs inside of; the second raises."""
-
-    def __init__(self, task: Task, before: Any) -> None:
-        self._task, self._before, self._asked = task, before, False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-        self._task.interrupt()
-        if isinstance(self._before, _Interrupt):
-            self._before(number, frame)
-        else:
-            unit = "slot" if self._task.async_mode else "iteration"
-            log.warning("interrupted: this %s is completed first; Ctrl-C once more stops at once", unit)
+    def _signalled(self, number: int) -> None:
+        """The first signal: end after the iteration, as the tasks do that this one runs inside of."""
+        self.interrupt(REASONS[number])
+        if self._stop.outer is None or not self._stop.outer.asks:
+            word, again = REASONS[number], "Ctrl-C"
+            if word != "interrupted":
+                word, again = name_of(number), "a signal"
+            unit = "slot" if self.async_mode else "iteration"
+            log.warning("%s: this %s is completed first; %s once more stops at once", word, unit, again)
 
 
 def _nothing(ctx: Context) -> None:

@@ -10,7 +10,7 @@ import pytest
 ENGINE = Path(__file__).parent.parent / "engine"
 
 FLOORS = {
-    "errors": "0", "types": "0", "tree": "0", "seeding": "0", "threads": "0",
+    "errors": "0", "types": "0", "tree": "0", "seeding": "0", "threads": "0", "signals": "0",
     "context": "1",
     "pipeline": "2", "state": "2",
     "executor": "3", "bus": "3",
