@@ -168,6 +168,11 @@ class Task:
             self._owned.append(resource)
         return self
 
+    @property
+    def owned(self) -> tuple[Any, ...]:
+        """What the task closes when it closes, in the order of `own`."""
+        return tuple(self._owned)
+
     def share(self, *objects: Any) -> Self:
         """Allow members that run at the same time to hold `objects`, and what is reachable from them.
 

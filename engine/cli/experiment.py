@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
+
 from engine.errors import UsageError
 from engine.recipes.target import Target, resolve
 from engine.runs.diagram import draw
@@ -72,6 +74,8 @@ def play(
     policy = experiment.load_policy(folder)
     with make_evaluation_env(target.config) as environment:
         _check_spaces(policy, environment, env)
+        if environment.about_returns is not None:
+            click.echo(environment.about_returns, err=True)
         environment.reset(episode=3_000_000)  # after every episode that chose or judged the policy
         played = experiment.play(policy, environment, episodes)
     films: list[Path] = []

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from engine.envs.config import EnvConfig, Vectorization
 from engine.envs.find import Found, Wrapper, find_env, find_wrapper, import_plugins, missing, newer, quiet
 from engine.envs.process import ProcessVectorEnv
+from engine.envs.returns import count_innermost
 from engine.envs.spaces import check_action_space, check_observation_space, named
 from engine.envs.vector import VectorEnv, blame
 from engine.errors import EngineError, EnvError, did_you_mean
@@ -69,14 +70,14 @@ class EnvMaker:
         wrappers = [find_wrapper(wrapper) for wrapper in self.wrappers]
         kwargs = self.kwargs if self.render_mode is None else {**self.kwargs, "render_mode": self.render_mode}
         with quiet():
-            env = _construct(found, kwargs)
+            made = env = _construct(found, kwargs)
             for wrap, wrapper in zip(wrappers, self.wrappers, strict=True):
                 try:
                     env = wrap(env)
                 except TypeError as error:
                     env.close()
                     raise EnvError(f"wrapper {wrapper!r} of {found.name}: {error}") from error
-        return env
+        return count_innermost(env, made)
 
 
 def _construct(found: Found, kwargs: dict[str, Any]) -> Any:

@@ -24,6 +24,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate, create_empty_array
 
+from engine.envs.returns import Innermost
 from engine.errors import EnvError
 
 _ROOT = str(Path(__file__).parents[2])
@@ -49,7 +50,7 @@ class ProcessVectorEnv(GymVectorEnv):
         self._close_timeout = close_timeout
         self._workers: list[subprocess.Popen[bytes]] = []
         made = self._launch()
-        observation, action, metadata, self.render_mode = made[0]
+        observation, action, metadata, self.render_mode, counted = made[0]
         for index, (other_observation, other_action, *_) in enumerate(made):
             if other_observation != observation or other_action != action:
                 self._stop(0.0)
@@ -59,6 +60,8 @@ class ProcessVectorEnv(GymVectorEnv):
         self.observation_space = batch_space(observation, self.num_envs)
         self.action_space = batch_space(action, self.num_envs)
         self._rows: list[Any] = [None] * self.num_envs
+        self.innermost = [Innermost(*counted) for _ in makers] if counted else None
+        """What each innermost environment has earned; None if no wrapper changes rewards or ends."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those of ``options["reset_mask"]`` (B,), with a seed each."""
@@ -68,17 +71,20 @@ class ProcessVectorEnv(GymVectorEnv):
         rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         if mask is None and not self._workers and not self.closed:
             self._launch()
-        for index, obs in zip(
-            rows, self._ask({index: ("reset", seed[index]) for index in rows}), strict=True
-        ):
+        asked = {index: ("reset", (seed[index], mask is None)) for index in rows}
+        for index, (obs, counted) in zip(rows, self._ask(asked), strict=True):
             self._rows[index] = obs
+            self._count(index, counted)
         return self._batch(), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every environment with its row of `actions` (B, ...)."""
         replies = self._ask({index: ("step", action) for index, action in enumerate(actions)})
-        rows, reward, terminated, truncated = zip(*replies, strict=True)
+        rows, reward, terminated, truncated, counts = zip(*replies, strict=True)
         self._rows = list(rows)
+        if self.innermost is not None:
+            for index, counted in enumerate(counts):
+                self._count(index, counted)
         return (
             self._batch(),
             np.array(reward, np.float64),
@@ -99,6 +105,12 @@ class ProcessVectorEnv(GymVectorEnv):
     def pids(self) -> list[int]:
         """Process ids, by index; empty when stopped."""
         return [worker.pid for worker in self._workers]
+
+    def _count(self, index: int, counted: tuple[list[float], float] | None) -> None:
+        """Take over what an environment's process has counted."""
+        if self.innermost is not None and counted is not None:
+            ended, self.innermost[index].so_far = counted
+            self.innermost[index].ended += ended
 
     def _batch(self) -> Any:
         # A fresh array each time: the caller keeps what it got.

@@ -23,6 +23,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from engine import seeding
 from engine.envs.process import ProcessVectorEnv
+from engine.envs.returns import innermost_of
 from engine.envs.spaces import (
     check_action_space,
     check_observation_space,
@@ -55,7 +56,7 @@ class Episode:
     seed: int | None
     """What its environment was reset with; None where gymnasium resets without one."""
     return_: float
-    """Undiscounted sum of rewards, summed in float64."""
+    """Undiscounted sum of the rewards of the innermost environment between its own resets, in float64."""
     length: int
     """Number of transitions."""
 
@@ -77,7 +78,10 @@ class Step:
     valid: np.ndarray[Any, Any] | None
     """(B,) bool, False for rows that are no transitions; None when all are."""
     episodes: tuple[Episode, ...]
-    """Episodes that ended in this step, by index."""
+    """Episodes of the innermost environments that ended in this step, by index."""
+    wrapped: tuple[Episode, ...]
+    """The same as wrappers have it: cut at `terminated` and `truncated`, with the rewards as above.
+    Empty if no wrapper changes rewards or ends (`VectorEnv.wrappers`)."""
 
 
 class VectorEnv:
@@ -125,6 +129,21 @@ class VectorEnv:
         self._steps = 0
         self._starts = [0] * self.num_envs
         self._dummy: np.ndarray[Any, Any] | None = None
+        self._innermost = innermost_of(env)
+        counted = self._innermost or []
+        self.wrappers: tuple[str, ...] = counted[0].wrappers if counted else ()
+        """The wrappers that may change rewards or ends, outermost first; returns are counted below them."""
+        self.about_returns = (
+            f"collect/return_mean and eval/return_mean sum the rewards of {counted[0].name} itself, between "
+            "its own resets; collect/wrapped_return_mean sums what wrappers make of them "
+            f"({', '.join(self.wrappers)})"
+            if counted
+            else None
+        )
+        """Which return is which, in one sentence; None if no wrapper changes rewards or ends."""
+        self._inner_ids = list(self._ids)
+        self._inner_seeds = list(self._episode_seeds)
+        self._inner_lengths = np.zeros(self.num_envs, np.int64)
 
     def _set_up_actions(self) -> None:
         space = self.single_action_space
@@ -142,6 +161,12 @@ class VectorEnv:
     def obs(self) -> Arrays:
         """(B, ...) observations to act on next; resets when that has not been done."""
         return self.reset() if self._obs is None else self._obs
+
+    def running(self, index: int) -> tuple[float, int]:
+        """Return the return so far and the length of the episode that environment `index` plays."""
+        if self._innermost is not None:
+            return self._innermost[index].so_far, int(self._inner_lengths[index])
+        return float(self._returns[index]), max(0, self._steps - self._starts[index])
 
     @property
     def render_fps(self) -> int:
@@ -164,6 +189,10 @@ class VectorEnv:
         self._returns[:] = 0.0
         self._starts = [self._steps] * self.num_envs
         self._dummy = None
+        for count in self._innermost or ():
+            count.abandon()
+        self._inner_ids, self._inner_seeds = list(self._ids), list(self._episode_seeds)
+        self._inner_lengths[:] = 0
         try:
             raw, _ = self.env.reset(seed=seeds if self._seeds_each else seeds[0])
         except Exception as error:
@@ -194,7 +223,8 @@ class VectorEnv:
         truncated = np.array(truncated, np.bool_)
         if self._dummy is None and not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
             self._obs = obs
-            return Step(obs, reward, terminated, truncated, obs, None, ())
+            episodes = () if self._innermost is None else self._inner_episodes(None)
+            return Step(obs, reward, terminated, truncated, obs, None, episodes, ())
         return self._end(obs, reward, terminated, truncated, info)
 
     def render(self) -> list[Any]:
@@ -295,7 +325,26 @@ class VectorEnv:
         if ended and self._mode is AutoresetMode.DISABLED:
             obs = self._reset_rows(obs, done)
         self._obs = obs
-        return Step(obs, reward, terminated, truncated, next_obs, valid, episodes)
+        if self._innermost is None:
+            return Step(obs, reward, terminated, truncated, next_obs, valid, episodes, ())
+        inner = self._inner_episodes(valid)
+        return Step(obs, reward, terminated, truncated, next_obs, valid, inner, episodes)
+
+    def _inner_episodes(self, valid: np.ndarray[Any, Any] | None) -> tuple[Episode, ...]:
+        """The episodes that resets of innermost environments have ended in this step."""
+        assert self._innermost is not None
+        self._inner_lengths += 1 if valid is None else valid
+        episodes = []
+        for index, count in enumerate(self._innermost):
+            for return_ in count.take() if count.ended else ():
+                length = int(self._inner_lengths[index])
+                if length:  # else a wrapper played it all by itself, while it reset
+                    id, seed = self._inner_ids[index], self._inner_seeds[index]
+                    episodes.append(Episode(index, id, seed, return_, length))
+                self._inner_ids[index] = self._ids[index]
+                self._inner_seeds[index] = self._episode_seeds[index]
+                self._inner_lengths[index] = 0
+        return tuple(episodes)
 
     def _reset_rows(self, obs: Arrays, done: np.ndarray[Any, Any]) -> Arrays:
         seed = list(self._episode_seeds) if self._seeds_episodes else None

@@ -47,6 +47,11 @@ def main() -> None:
         replies.flush()
 
     env: Any = None
+    innermost: Any = None
+
+    def counted() -> tuple[list[float], float] | None:
+        return None if innermost is None else (innermost.take(), innermost.so_far)
+
     try:
         sys.path[:] = pickle.load(requests)
         while True:
@@ -56,13 +61,18 @@ def main() -> None:
                     break
                 if command == "make":
                     env = pickle.loads(argument)()
+                    innermost = getattr(env, "innermost", None)  # of a Counted one
+                    about = None if innermost is None else (innermost.name, innermost.wrappers)
                     spaces = (env.observation_space, env.action_space)
-                    value: Any = (*spaces, dict(env.metadata), env.render_mode)
+                    value: Any = (*spaces, dict(env.metadata), env.render_mode, about)
                 elif command == "step":
                     obs, reward, terminated, truncated, _ = env.step(argument)
-                    value = (obs, float(reward), bool(terminated), bool(truncated))
+                    value = (obs, float(reward), bool(terminated), bool(truncated), counted())
                 elif command == "reset":
-                    value = env.reset(seed=argument)[0]
+                    seed, anew = argument
+                    if anew and innermost is not None:
+                        innermost.abandon()
+                    value = env.reset(seed=seed)[0], counted()
                 else:
                     value = env.render()
             except Exception as error:

@@ -20,7 +20,7 @@ import numpy as np
 
 from engine import config as configs
 from engine.context import Middleware, OnlineContext
-from engine.envs.vector import Episode
+from engine.envs.vector import Episode, VectorEnv
 from engine.errors import EngineError, EnvError, MissingExtra, StateError, UsageError
 from engine.middleware.functional.evaluate import evaluate, run_episodes
 from engine.middleware.recorder import Recorder
@@ -89,6 +89,8 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             mode = describe(task, len(task.names))
             if mode is not None:
                 display.message(mode)
+            for note in notes(task):
+                display.message(note)
             threads = getattr(getattr(config, "train", None), "threads", None)
             if threads is not None:
                 display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")
@@ -121,6 +123,12 @@ def built(recipe: Recipe, config: Any, **more: Any) -> Task:
             "Task(..., async_mode=config.async_mode, max_lag=config.max_lag)"
         )
     return task
+
+
+def notes(task: Task) -> list[str]:
+    """Return what a run's environments have to say once, before it starts."""
+    envs = [resource for resource in task.owned if isinstance(resource, VectorEnv)]
+    return list(dict.fromkeys(env.about_returns for env in envs if env.about_returns))
 
 
 @contextlib.contextmanager

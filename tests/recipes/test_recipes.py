@@ -123,7 +123,7 @@ EACH = pytest.mark.parametrize(
 
 
 @EACH
-@pytest.mark.parametrize("vectorization", ["sync", "process"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("process", marks=pytest.mark.slow)])
 def test_nothing_that_changes_is_in_reach_of_two_stations(
     recipe: Any, config: Any, vectorization: Any, tmp_path: Path
 ) -> None:
@@ -193,7 +193,7 @@ def test_overlapped_runs_repeat_bit_for_bit_and_collect_no_more_than_runs_in_ord
 
 
 @EACH
-@pytest.mark.parametrize("vectorization", ["sync", "process"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("process", marks=pytest.mark.slow)])
 def test_overlapped_numbers_do_not_depend_on_which_station_is_quicker(
     recipe: Any, config: Any, vectorization: str
 ) -> None:
@@ -311,6 +311,33 @@ def test_train_leaves_a_folder_that_describes_itself_and_a_policy_that_acts(tmp_
     assert env.action_space.contains(action)
     assert policy.act(np.stack([obs, obs]), deterministic=True).tolist() == [action, action]
     assert str(run.path) in summary(run)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("process", marks=pytest.mark.slow)])
+def test_wrappers_that_change_rewards_change_no_reported_return(
+    vectorization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ppo_recipe.train(
+        "CartPole-v1",
+        seed=1,
+        overrides=[
+            *("stop.env_step=512", "evaluate.every=256", "evaluate.episodes=2", "evaluate.video=0"),
+            *("collect.num_steps=128", "env.num_envs=2", "env.wrappers=[NormalizeReward]"),
+            f"env.vectorization={vectorization}",
+        ],
+        run_dir=tmp_path / "run",
+        progress="plain",
+    )
+    metrics = run.metrics()
+    # CartPole pays one a step: its return is its length, which no wrapper here changes.
+    assert metrics.series("collect/return_mean") == metrics.series("collect/length_mean")
+    assert metrics.series("eval/return_mean") == metrics.series("eval/length_mean")
+    assert metrics.last("collect/wrapped_return_mean") != metrics.last("collect/return_mean")
+    shown = capsys.readouterr()
+    told = [line for line in (shown.out + shown.err).splitlines() if "collect/wrapped_return_mean" in line]
+    assert len(told) == 1
+    assert "rewards of CartPoleEnv itself" in told[0]
+    assert "(NormalizeReward)" in told[0]
 
 
 def test_train_without_a_shipped_configuration_starts_from_defaults(tmp_path: Path) -> None:

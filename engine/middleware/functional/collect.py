@@ -20,14 +20,24 @@ class EpisodeWindow:
         self.size = size
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[int] = deque(maxlen=size)
+        self._wrapped: deque[float] = deque(maxlen=size)
 
-    def add(self, episodes: Iterable[Episode], metrics: dict[str, Any]) -> None:
-        """Take in episodes that ended, and write the means to `metrics` as ``collect/...``."""
+    def add(
+        self, episodes: Iterable[Episode], metrics: dict[str, Any], *, wrapped: Iterable[Episode] = ()
+    ) -> None:
+        """Take in episodes that ended, and write the means to `metrics` as ``collect/...``.
+
+        `wrapped` are those that ended as wrappers have it, where wrappers change rewards or ends.
+        """
         for episode in episodes:
             self._returns.append(episode.return_)
             self._lengths.append(episode.length)
-        metrics["collect/return_mean"] = sum(self._returns) / len(self._returns)
-        metrics["collect/length_mean"] = sum(self._lengths) / len(self._lengths)
+        self._wrapped.extend(episode.return_ for episode in wrapped)
+        if self._returns:
+            metrics["collect/return_mean"] = sum(self._returns) / len(self._returns)
+            metrics["collect/length_mean"] = sum(self._lengths) / len(self._lengths)
+        if self._wrapped:
+            metrics["collect/wrapped_return_mean"] = sum(self._wrapped) / len(self._wrapped)
 
 
 def act(actor: Actor, env: VectorEnv) -> Middleware:
@@ -49,8 +59,9 @@ def step(actor: Actor, env: VectorEnv, record: Callable[..., None]) -> Middlewar
     ``record(**columns)`` takes one row (B, ...) of every column: obs, the actor's own, reward,
     terminated, truncated, next_obs, valid (False: no transition) and version (of the weights).
 
-    Reads: ctx.obs, ctx.acted.  Writes: ctx.env_step, ctx.env_episode,
-    ctx.metrics["collect/return_mean"] and ["collect/length_mean"] when an episode ended.
+    Reads: ctx.obs, ctx.acted.  Writes: ctx.env_step, ctx.env_episode (ends as the agent meets them),
+    ctx.metrics["collect/return_mean"] and ["collect/length_mean"] when an episode ended, and
+    ["collect/wrapped_return_mean"] where wrappers change rewards or ends.
     """
     window = EpisodeWindow()
     all_valid = np.ones(env.num_envs, np.bool_)
@@ -73,8 +84,8 @@ def step(actor: Actor, env: VectorEnv, record: Callable[..., None]) -> Middlewar
             version=versions,
         )
         ctx.env_step += env.num_envs if valid is None else int(np.count_nonzero(valid))
-        if result.episodes:
-            ctx.env_episode += len(result.episodes)
-            window.add(result.episodes, ctx.metrics)
+        if result.episodes or result.wrapped:
+            ctx.env_episode += len(result.wrapped if env.wrappers else result.episodes)
+            window.add(result.episodes, ctx.metrics, wrapped=result.wrapped)
 
     return step
