@@ -1,5 +1,6 @@
 """Package metadata; the tools' settings are in pyproject.toml, the tested versions in constraints.txt."""
 
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -10,6 +11,12 @@ MUJOCO = ["gymnasium[mujoco]>=1.2"]
 ATARI = ["ale-py>=0.11"]  # GPL-2.0: an extra only, never imported by engine itself
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"]
 
+# An editable install is one line with the path of this folder, which type checkers and editors can follow.
+# With a folder mapped to another name setuptools would install a finder instead, which they cannot.
+PACKAGES, FOLDERS = find_packages(include=["engine", "engine.*"]), {"": "."}
+if "editable_wheel" not in sys.argv:
+    PACKAGES, FOLDERS = [*PACKAGES, "engine.configs"], {"engine.configs": "configs"}
+
 setup(
     name="engine",
     version="0.1.0",
@@ -18,8 +25,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
-    packages=[*find_packages(include=["engine", "engine.*"]), "engine.configs"],
-    package_dir={"engine.configs": "configs"},
+    packages=PACKAGES,
+    package_dir=FOLDERS,
     package_data={"engine": ["py.typed"], "engine.configs": ["*.yaml", "*/*.yaml"]},
     install_requires=[
         "torch>=2.6",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.task import Task
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Context")
 
 
 def kept(default: T) -> T:
@@ -178,12 +179,12 @@ _RENEWALS: dict[type, Callable[[Any], Any]] = {}
 _VIEWS: dict[type, type] = {}
 
 
-def next_context(ctx: Context) -> Context:
+def next_context(ctx: C) -> C:
     """Return the context of the following iteration: kept fields carried over, the rest anew.
 
     Raises `MiddlewareError` when a kept field holds a value that can change in place.
     """
-    fresh: Context = renewal_of(ctx.__class__)(ctx)
+    fresh: C = renewal_of(ctx.__class__)(ctx)
     return fresh
 
 
