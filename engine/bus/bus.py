@@ -479,7 +479,14 @@ class Bus:
         network.do(announce)
 
     @classmethod
-    def connected(cls, transport: Transport, timeout: float, shared: bool, **settings: Any) -> Bus:
+    def connected(
+        cls,
+        transport: Transport,
+        timeout: float,
+        shared: bool,
+        prepare: Callable[[], object] | None = None,
+        **settings: Any,
+    ) -> Bus:
         """Return a bus that speaks by way of a transport; see `host` and `join`."""
         from engine.bus.network import Network
 
@@ -491,7 +498,7 @@ class Bus:
             bus._streams.network = bus._calls.network = network
             bus._mailbox.opener = Outflow(network, values)
             try:
-                network.start(timeout)
+                network.start(timeout, prepare)
             except BaseException:
                 network.close("could not join", 0.0)
                 raise
@@ -533,13 +540,19 @@ def join(
     about: dict[str, Any] | None = None,
     timeout: float = 30.0,
     shared: bool = True,
+    prepare: Callable[[], object] | None = None,
 ) -> Bus:
     """Join the run at an address, as `peer` (like ``collector_1``; None: the hub gives a name).
 
-    Raises `UsageError` where the hub refuses, with its reason, and `DeadlineExceeded` where nobody
-    answers.
+    `prepare`, which may take long, is called once the hub is reached and before it lets this process in.
+    A hub that does not answer yet is tried until `timeout`; the log says within two seconds what is known
+    of it, and every ten seconds again.  Raises `UsageError` at once for an address that is none, for keys
+    that the hub refuses, and if it refuses this process, with its reason; and `DeadlineExceeded` if
+    it does not answer.
     """
-    return Bus.connected(transport, timeout, shared, run=run, role=role, name=peer or "", at=at, about=about)
+    return Bus.connected(
+        transport, timeout, shared, prepare, run=run, role=role, name=peer or "", at=at, about=about
+    )
 
 
 def _single(event: str, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -48,7 +48,7 @@ class Hub:
         member = hello.member
         if member.id in self.members:
             return self._welcome(self.members[member.id]), None
-        refusal = self._refusal(hello)
+        refusal = self.refusal(hello)
         if refusal is not None:
             return Refused(refusal), None
         name = member.name or self._free_name(member.role)
@@ -81,7 +81,8 @@ class Hub:
         """Return the member of that name, if it is there."""
         return next((member for member in self.members.values() if member.name == name), None)
 
-    def _refusal(self, hello: Hello) -> str | None:
+    def refusal(self, hello: Hello) -> str | None:
+        """Return why a process that is no member may not become one; None if it may."""
         member = hello.member
         if hello.run != self.run:
             return f"this is run {self.run!r}, not {hello.run!r}"

@@ -3,8 +3,8 @@
 `engine.bus.link` has the rules of one lane; here they meet the transport and the time.  No thread and no
 membership: `Links` is told what the transport brought and what time it is, hands over every message that
 was accepted, once and in order, and says of a peer why it counts as lost.  What follows from that is
-for others to say.  Of somebody without a link it asks where he is; who is nowhere is no member, and a
-member no more is an *outsider*, whom it tells so for a while.
+for others to say.  Unknown senders are looked up; one that is no member any more is an *outsider*, which
+is told so for a while, on its own connection.
 
 How a loss is noticed: the transport says that a connection broke, or nothing answers.  A peer is lost
 whose connection is refused, or does not come back, or that answers nothing for a while.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.bus.lines import ANSWER_SECONDS
 from engine.bus.link import (
@@ -47,7 +48,10 @@ ACK_SECONDS, ACK_MESSAGES, ACK_BYTES = 0.005, 64, 4 << 20
 MOST_CONTROL_BYTES = 2 << 20
 """Of one frame of the control lane; a request to join has `SMALL_BYTES` at most."""
 
-_MOST_OUTSIDERS, _OUTSIDE_SECONDS = 64, 60.0
+HUB = "the hub"
+"""The key of the link to the hub, whose id is not known at first; the space tells it from any id."""
+
+_MOST_OUTSIDERS, _OUTSIDE_SECONDS = 256, 60.0
 _PING_SECONDS = 2.0
 _BLOCKED_SECONDS = 0.05  # the transport tells when there is room; this is for one that cannot
 _LONGEST_WAIT = 0.25
@@ -57,6 +61,7 @@ class _Peer:
     """The link to one peer: lanes out, intakes in, and what is known of its health."""
 
     __slots__ = (
+        "denied",
         "down_at",
         "down_cause",
         "greeting",
@@ -69,6 +74,7 @@ class _Peer:
         "owed_bytes",
         "owed_since",
         "refused",
+        "told",
         "up",
     )
 
@@ -84,7 +90,8 @@ class _Peer:
         self.greeting: bytes | None = None  # what a newcomer may not have heard yet
         self.down_at = now
         self.down_cause = "it could not be reached"
-        self.refused = False
+        self.refused = self.denied = False
+        self.told = False  # whether the transport said anything of why it is down
         self.heard_at = now
         self.owed = 0
         self.owed_bytes = 0
@@ -102,11 +109,20 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True)
 class _Outsider:
-    """Somebody who is no member: refused, or lost and alive after all."""
+    """A process that is no member any more; with `key`, the link to it is kept as long as this is."""
 
-    key: str
     frame: bytes
     until: float
+    key: str | None = None
+
+
+class Standing(NamedTuple):
+    """How it stands with a link; ``cause`` is empty while nothing is known but that it is not up."""
+
+    up: bool
+    cause: str = ""
+    refused: bool = False
+    denied: bool = False
 
 
 class Links:
@@ -141,33 +157,33 @@ class Links:
     # --- who there is a link to -----------------------------------------------------------
 
     def open(self, id: str, address: str, now: float) -> None:
-        """Begin a link."""
+        """Begin a link; that to `HUB` takes what comes back on its own connection too."""
         self._peers[id] = _Peer(id, now)
         self._ids[id] = id
-        self._transport.connect(id, address)
+        self._transport.connect(id, address, answered=id == HUB)
+
+    def again(self, id: str, address: str) -> None:
+        """Begin the connection of a link anew: that to an address at which nothing could be opened."""
+        key = self._peers[id].key
+        self._transport.disconnect(key)
+        self._transport.connect(key, address, answered=key == HUB)
 
     def rename(self, id: str, name: str) -> None:
-        """It has become known who is at the other end of a link."""
+        """It has become known which process is at the other end of a link."""
         peer = self._peers.pop(id)
         self._peers[name] = peer
         self._ids[peer.key] = name
 
-    def greet(self, id: str, address: str, frame: bytes, now: float) -> None:
+    def greet(self, id: str, frame: bytes) -> None:
         """Tell a member that it is one, as often as its connection is new, until it is heard."""
-        if id not in self._peers:
-            self._outsiders.pop(id, None)
-            self.open(id, address, now)
         peer = self._peers[id]
         peer.greeting = frame
         if peer.up:
             self._transport.send(peer.key, CONTROL, [frame])
 
-    def refuse(self, id: str, address: str, frame: bytes, now: float) -> None:
-        """Tell somebody who is no member that he will be none."""
-        if id not in self._outsiders:
-            self._transport.connect(id, address)
-            self._outside(id, id, frame, now)
-        self._transport.send(id, CONTROL, [frame])
+    def reply(self, id: str, frame: bytes) -> None:
+        """Send a frame to a process without a link, on the connection that it made; it may be lost."""
+        self._transport.reply(id, frame)
 
     def drop(self, id: str) -> None:
         """Let go of a link."""
@@ -175,18 +191,19 @@ class Links:
         if peer is not None:
             self._transport.disconnect(peer.key)
 
-    def dismiss(self, id: str, frame: bytes | None, *, at_once: bool) -> None:
-        """Let go of a link, but for a while answer with a frame whatever still comes from there.
+    def dismiss(self, id: str, frame: bytes) -> None:
+        """Let go of a link, and answer with a frame; for a while, also whatever still comes from there."""
+        self.drop(id)
+        self._outside(id, _Outsider(frame, self._clock() + _OUTSIDE_SECONDS))
+        self._transport.reply(id, frame)
 
-        Without a frame, what came until now is acknowledged; `at_once` sends it unasked as well.
-        """
+    def retire(self, id: str) -> None:
+        """Expect nothing more of a peer, and for a while only acknowledge what came from it until now."""
         peer = self._forget(id)
         if peer is not None:
-            if frame is None:
-                frame = pack_head(ACK, 0, CONTROL, 0, peer.expected)
-            self._outside(id, peer.key, frame, self._clock())
-            if at_once:
-                self._transport.send(peer.key, CONTROL, [frame])
+            frame = pack_head(ACK, 0, CONTROL, 0, peer.expected)
+            self._outside(id, _Outsider(frame, self._clock() + _OUTSIDE_SECONDS, peer.key))
+            self._transport.send(peer.key, CONTROL, [frame])
 
     def _forget(self, id: str) -> _Peer | None:
         peer = self._peers.pop(id, None)
@@ -195,14 +212,24 @@ class Links:
             self._ids.pop(peer.key, None)
         return peer
 
-    def _outside(self, id: str, key: str, frame: bytes, now: float) -> None:
-        """Keep a connection to somebody who is no member, to tell him why, for a while."""
+    def _outside(self, id: str, outsider: _Outsider) -> None:
         if len(self._outsiders) >= _MOST_OUTSIDERS:
             self._forget_outsider(next(iter(self._outsiders)))
-        self._outsiders[id] = _Outsider(key, frame, now + _OUTSIDE_SECONDS)
+        self._outsiders[id] = outsider
 
     def _forget_outsider(self, id: str) -> None:
-        self._transport.disconnect(self._outsiders.pop(id).key)
+        key = self._outsiders.pop(id).key
+        if key is not None:
+            self._transport.disconnect(key)
+
+    def _tell_outsider(self, id: str) -> None:
+        outsider = self._outsiders.get(id)
+        if outsider is None:
+            return
+        if outsider.key is None:
+            self._transport.reply(id, outsider.frame)
+        else:
+            self._transport.send(outsider.key, CONTROL, [outsider.frame])
 
     def _begin(self, id: str, now: float) -> _Peer | None:
         """Begin a link to a member, when it is first needed; None where he is none."""
@@ -289,8 +316,6 @@ class Links:
             peer.met = True
             if peer.greeting is not None:
                 self._transport.send(peer.key, CONTROL, [peer.greeting])
-        elif key in self._outsiders:
-            self._transport.send(key, CONTROL, [self._outsiders[key].frame])
 
     def _down(self, down: Down, now: float) -> None:
         id = self._ids.get(down.peer)
@@ -299,8 +324,8 @@ class Links:
             if peer.up:
                 peer.down_at = now
             peer.up = False
-            peer.refused = down.refused
-            peer.down_cause = down.cause
+            peer.refused, peer.denied = down.refused, down.denied
+            peer.down_cause, peer.told = down.cause, True
             self.look_at = now
             for lane in peer.lanes:
                 lane.broken()
@@ -313,15 +338,13 @@ class Links:
         if arrival.lane == CONTROL and (len(frames) != 1 or len(frames[0]) > MOST_CONTROL_BYTES):
             raise CodecError(f"{sum(map(len, frames))} bytes on the lane for what is small")
         if head.kind in (HELLO, WELCOME):
-            self._greeted(arrival.peer, head.kind, frames[0], now)
+            self._greeted(self._ids.get(arrival.peer, arrival.peer), head.kind, frames[0], now)
             return
         peer = self._peers.get(arrival.peer)
         if peer is None:
             peer = self._begin(arrival.peer, now)
             if peer is None:
-                outsider = self._outsiders.get(arrival.peer)
-                if outsider is not None:
-                    self._transport.send(outsider.key, CONTROL, [outsider.frame])
+                self._tell_outsider(arrival.peer)
                 return
         peer.greeting = None
         peer.heard_at = now
@@ -429,6 +452,24 @@ class Links:
         if now - peer.heard_at > _PING_SECONDS:
             peer.lanes[CONTROL].ask(now)
         return None
+
+    def is_up(self, id: str) -> bool:
+        """Whether a link is connected."""
+        return id in self._peers and self._peers[id].up
+
+    def standing(self, id: str) -> Standing:
+        """Return how it stands with a link; from any thread."""
+        peer = self._peers.get(id)
+        if peer is None or peer.up or not peer.told:
+            return Standing(peer is not None and peer.up)
+        return Standing(False, peer.down_cause, peer.refused, peer.denied)
+
+    def out_of_reach(self, id: str, now: float) -> str | None:
+        """Return why no connection to a newcomer comes about; None if there is one, or may be soon."""
+        peer = self._peers[id]
+        if peer.up or not (peer.refused or now >= self._lost_at(peer)):
+            return None
+        return peer.down_cause
 
     def vanished(self, id: str, now: float) -> str | None:
         """Return why a peer that was there is lost, None where it is there, or is yet to come."""

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.bus.transport import BULK, CONTROL, Arrival, Down, Frame, Received, Up
+from engine.bus.transport import BULK, CONTROL, NOTHING_LISTENS, Arrival, Down, Frame, Received, Up
 from engine.errors import UsageError
 
 SCHEME = "memory://"
@@ -93,7 +93,7 @@ class Network:
     def _establish(self, here: MemoryTransport, peer: str, link: _Link) -> None:
         there = self._at(link.address)
         if there is None:
-            here._arrive(Down(peer, f"nobody listens at {link.address!r}", refused=True))
+            here._arrive(Down(peer, NOTHING_LISTENS, refused=True))
         elif self._is_cut(here, there):
             here._arrive(Down(peer, "the link is cut"))
         else:
@@ -134,12 +134,16 @@ class MemoryTransport:
             self.me, self._open = me, True
         return self.address
 
-    def connect(self, peer: str, address: str) -> None:
+    def check(self, address: str) -> None:
+        if not address.startswith(SCHEME):
+            raise UsageError(f"{address!r} is no address of a peer; one looks like {SCHEME}0")
+
+    def connect(self, peer: str, address: str, *, answered: bool = False) -> None:
         with self._changed:
             link = self._links.get(peer)
             if not self._open or (link is not None and link.address == address):
                 return
-            link = self._links[peer] = _Link(address)
+            link = self._links[peer] = _Link(address, answered)
             self._network._establish(self, peer, link)
 
     def disconnect(self, peer: str) -> None:
@@ -193,6 +197,15 @@ class MemoryTransport:
         """There are none: within a process the lanes are quick."""
         return
 
+    def reply(self, peer: str, frame: bytes) -> None:
+        with self._changed:
+            for one in self._network._made if self._open else ():
+                if one._open and one.me == peer:
+                    for name, link in one._links.items():
+                        if link.address == self.address and link.up and link.answered:
+                            one._untaken[name, CONTROL] += 1
+                            one._arrive(Received(name, CONTROL, [frame]))
+
     def answer(self, line: bytes, frame: bytes) -> None:
         raise UsageError("nobody asks by a line here")
 
@@ -224,6 +237,7 @@ class MemoryTransport:
 @dataclass(slots=True, eq=False)
 class _Link:
     address: str
+    answered: bool = False
     up: bool = False
 
 

@@ -26,7 +26,7 @@ import msgspec
 from engine.bus.hub import Hub
 from engine.bus.lines import Lines
 from engine.bus.link import HELLO, WELCOME, pack_blobs, pack_head, read_blobs
-from engine.bus.links import Links
+from engine.bus.links import HUB, Links
 from engine.bus.message import (
     MOST_FACTS,
     SMALL_BYTES,
@@ -48,7 +48,7 @@ from engine.bus.message import (
     unpack,
 )
 from engine.bus.router import Inflow, Router
-from engine.bus.transport import CONTROL, Arrival, Asked, Frame, Transport
+from engine.bus.transport import CONTROL, NOTHING_LISTENS, Arrival, Asked, Frame, Transport
 from engine.errors import CodecError, DeadlineExceeded, HubLost, UsageError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,15 @@ MOST_HELLOS = 200
 MOST_COMMANDS = 20_000
 """So much may wait for the network's thread; whoever emits more waits until there is less."""
 
+MOST_NEWCOMERS = 64
+"""Processes that the hub connects to at a time before it lets them in; the rest are dropped and retried."""
+
+REFUSED_TOLD_SECONDS, TOLD_SECONDS, TOLD_AGAIN_SECONDS = 0.3, 1.0, 10.0
+"""When a process that is not let in says what is known: if nothing listens there, otherwise, and again."""
+
 _HELLO_SECONDS = 0.1
+_AGAIN_SECONDS = 1.0  # between attempts at an address where nothing could be opened
+_MOST_REMEMBERED = 256
 _STALL_SECONDS = 1.0
 _SWITCH_SECONDS = 0.0005
 
@@ -105,6 +113,8 @@ class Network:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport, self._receiver, self._clock = transport, receiver, clock
+        if at is not None:
+            transport.check(at)
         self._at = at
         incarnation = f"{name or role}:{secrets.token_hex(4)}"
         self.address = transport.start(incarnation)
@@ -142,10 +152,12 @@ class Network:
         self._commands: deque[Callable[[], None]] = deque()
         self._waking = False
         self._wakes: list[Callable[[], None]] = []
-        self._joined = threading.Event()
-        self._refusal: str | None = None
+        self._reached, self._joined = threading.Event(), threading.Event()
         self._broken: BaseException | None = None
-        self._hello_at = 0.0
+        self._hello_at = self._again_at = 0.0
+        self._may_ask = True  # whether this process may ask to be let in
+        self._newcomers: dict[str, Hello] = {}  # which the hub connects to
+        self._turned_away: dict[str, str] = {}  # the latest, with the reason
         self._hellos, self._hellos_at = float(MOST_HELLOS), 0.0  # a bucket that fills as time goes by
         self._looked_at: float | None = None
         self._closing: tuple[float, str] | None = None
@@ -159,29 +171,58 @@ class Network:
 
     # --- for other threads ----------------------------------------------------------------
 
-    def start(self, timeout: float) -> None:
+    def start(self, timeout: float, prepare: Callable[[], object] | None = None) -> None:
         """Start, and with ``at`` wait until the hub has let us in.
 
-        Raises `UsageError` where it refuses, and `DeadlineExceeded`, naming the address, where it
-        does not answer.
+        `prepare` is called once the hub is reached and before it is asked, and takes nothing of the
+        `timeout`.  While the hub is not reached, the log says every ten seconds what is known of it.
+        Raises `UsageError` if it refuses, and `DeadlineExceeded`, naming the address, if it does not answer.
         """
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             # A thread that computes in Python lets this one in after half a millisecond instead of five.
             sys.setswitchinterval(_SWITCH_SECONDS)
+        self._may_ask = prepare is None
         self._thread.start()
         if self._at is None:
             return
-        if not self._joined.wait(timeout):
-            self.close("gave up joining", 0.0)
-            raise DeadlineExceeded(
-                f"no hub answered at {self._at} within {timeout:g} s: is the run {self.run!r} still going?"
-            )
-        if self._refusal is not None:
-            refusal = self._refusal
-            self.close("refused", 0.0)
-            raise UsageError(f"the hub at {self._at} did not let {self.me.role} in: {refusal}")
+        until = self._wait(self._reached, timeout, self._clock() + timeout)
+        if prepare is not None and self._broken is None:
+            before = self._clock()
+            prepare()
+            self.do(self._ask_to_join)
+            until += self._clock() - before
+        self._wait(self._joined, timeout, until)
         if self._broken is not None:
+            self.close("could not join", 0.0)
             raise self._broken
+
+    def _wait(self, event: threading.Event, timeout: float, until: float) -> float:
+        """Wait for a stage of joining, and say now and then what is known; return `until`."""
+        began = self._clock()
+        look_at, tell_at = began + REFUSED_TOLD_SECONDS, began + TOLD_SECONDS
+        while not event.wait(max(0.0, min(look_at, until) - self._clock())):
+            now = self._clock()
+            left = until - now
+            if left > 0 and now < tell_at and not self._links.standing(HUB).refused:
+                look_at = tell_at
+                continue
+            if left <= 0:
+                self.close("gave up joining", 0.0)
+                raise DeadlineExceeded(f"no hub answered at {self._at} within {timeout:g} s: {self._known()}")
+            log.warning("%s; it is tried for another %.0f s", self._known(), left)
+            look_at = tell_at = now + TOLD_AGAIN_SECONDS
+        return until
+
+    def _known(self) -> str:
+        """Say what is known of a hub that has not let this process in."""
+        standing = self._links.standing(HUB)
+        if standing.up:
+            return f"the hub at {self._at} is there and has not let this process in yet"
+        if standing.refused:
+            cause = "" if standing.cause == NOTHING_LISTENS else f": {standing.cause}"
+            return f"nothing listens at {self._at}{cause}; the run is over, or has not started yet"
+        cause = standing.cause or "it is filtered, down, or not started yet"
+        return f"no answer from {self._at} so far: {cause}"
 
     def do(self, command: Callable[[], None]) -> None:
         """Let the network's thread do something soon, in the order of the calls; not once it has ended."""
@@ -291,7 +332,7 @@ class Network:
         transport, links = self._transport, self._links
         try:
             if self._at is not None:
-                links.open("hub", self._at, self._clock())
+                links.open(HUB, self._at, self._clock())
             while True:
                 wait = 0.0 if self._commands else max(0.0, links.look_at - self._clock())
                 arrivals = transport.poll(wait)
@@ -301,6 +342,8 @@ class Network:
                 self.router.at(now)
                 for arrival in arrivals:
                     self._arrived(arrival, now)
+                if self._newcomers:
+                    self._look_at_newcomers(now)
                 self._obey()
                 for id in self.router.behind:
                     self.router.catch_up(id)
@@ -322,9 +365,8 @@ class Network:
                         wake()
                     self._wakes.clear()
         except BaseException as error:
-            self._broken = error
             self._receiver.broken(error)
-            self._joined.set()
+            self._give_up(error)
         finally:
             self._over = True
             self.lines.close()
@@ -419,8 +461,8 @@ class Network:
                 self._lose_hub(f"it had declared this process lost ({message.cause})")
         elif kind == WELCOME and self.hub_id is None and self._at is not None:
             if type(message) is Refused:
-                self._refusal = message.reason
-                self._joined.set()
+                what = f"the hub at {self._at} did not let {self.me.role} in: {message.reason}"
+                self._give_up(UsageError(what))
             elif type(message) is Welcome and message.run == self.run:
                 self._welcome(sender, message)
 
@@ -436,24 +478,53 @@ class Network:
         return True
 
     def _hello(self, sender: str, hello: Hello, now: float) -> None:
+        """Take a request to join: who is refused is told on its own connection, which costs nothing here.
+
+        Who is not is let in once there is a connection to it, so that nothing that others send to
+        a member is in vain from the start.
+        """
         assert self._hub is not None
         if hello.member.id != sender or sender == self.me.id or self._closing is not None:
             return
-        answer, news = self._hub.hello(hello)
-        if type(answer) is Refused:
-            answer = Refused(plain(answer.reason))
-        frame = _greeting_frame(answer)
-        if type(answer) is Refused:
-            self._links.refuse(sender, hello.member.address, frame, now)
-            return
-        self._links.greet(sender, hello.member.address, frame, now)
-        if news is not None:
-            self._met(news.member)
-            self._tell(news, but=sender)
+        if sender in self._hub.members:
+            self._links.greet(sender, _greeting_frame(self._hub.hello(hello)[0]))
+        elif (refusal := self._hub.refusal(hello)) is not None:
+            self._turn_away(hello, refusal)
+        elif sender not in self._newcomers and len(self._newcomers) < MOST_NEWCOMERS:
+            self._newcomers[sender] = hello
+            self._links.open(sender, hello.member.address, now)
+
+    def _look_at_newcomers(self, now: float) -> None:
+        """Let in those that are connected to, and turn away those that cannot be."""
+        assert self._hub is not None
+        for id, hello in list(self._newcomers.items()):
+            cause = self._links.out_of_reach(id, now)
+            if not self._links.is_up(id) and cause is None:
+                continue
+            del self._newcomers[id]
+            answer, news = (None, None) if cause is not None else self._hub.hello(hello)
+            if type(answer) is Welcome and news is not None:
+                self._links.greet(id, _greeting_frame(answer))
+                self._met(news.member)
+                self._tell(news, but=id)
+            else:
+                self._links.drop(id)
+                self._turn_away(hello, answer.reason if type(answer) is Refused else _far(hello, cause))
+
+    def _turn_away(self, hello: Hello, reason: str) -> None:
+        """Tell a process that it is not let in, and once the log."""
+        member = hello.member
+        if member.id not in self._turned_away:
+            if len(self._turned_away) >= _MOST_REMEMBERED:
+                del self._turned_away[next(iter(self._turned_away))]
+            self._turned_away[member.id] = reason
+            who, where = plain(member.name or member.role, 200), plain(member.about.get("host"), 200)
+            log.warning("%s, from %s, was not let in: %s", who, where, reason)
+        self._links.reply(member.id, _greeting_frame(Refused(plain(reason))))
 
     def _welcome(self, sender: str, welcome: Welcome) -> None:
         self.hub_id = sender
-        self._links.rename("hub", sender)
+        self._links.rename(HUB, sender)
         self.roles, self.crew = welcome.roles, welcome.crew
         self.me = self.router.me = msgspec.structs.replace(self.me, name=welcome.name)
         for member in welcome.members:
@@ -461,7 +532,18 @@ class Network:
                 self._met(member)
         if welcome.finish is not None:
             self._finish_told(welcome.finish)
+        self._reached.set()
         self._joined.set()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Have joining end with an error."""
+        self._broken = error
+        self._reached.set()
+        self._joined.set()
+
+    def _ask_to_join(self) -> None:
+        self._may_ask = True
+        self._links.soon(0.0)
 
     # --- membership -----------------------------------------------------------------------
 
@@ -534,10 +616,10 @@ class Network:
         if self._hub is not None:
             # It may be alive after all, and then has to know that it is out; one that left waits
             # to be let go.
-            self._links.dismiss(id, _greeting_frame(Fenced(cause)), at_once=left)
+            self._links.dismiss(id, _greeting_frame(Fenced(cause)))
         elif id == self.hub_id:
             # If it left in order, it waits to hear that everybody knows.
-            self._links.dismiss(id, None, at_once=True)
+            self._links.retire(id)
         else:
             self._links.drop(id)
         self.lines.drop(id)
@@ -570,17 +652,25 @@ class Network:
     def _say_hello(self, now: float) -> None:
         if now >= self._hello_at:
             self._hello_at = now + _HELLO_SECONDS
-            hello = Hello(self.run, VERSION, self.me)
-            frame = pack_head(HELLO, 1, CONTROL, 0, (0, 0)) + pack_blobs([pack(hello)])
-            self._links.say("hub", frame)
+            if self._links.is_up(HUB):
+                self._reached.set()
+            if self._may_ask:
+                hello = Hello(self.run, VERSION, self.me)
+                frame = pack_head(HELLO, 1, CONTROL, 0, (0, 0)) + pack_blobs([pack(hello)])
+                self._links.say(HUB, frame)
 
     def _judge_before_joining(self, now: float) -> None:
         """A hub that was there and is gone is not waited for; one that is yet to come is."""
-        cause = self._links.vanished("hub", now)
-        if cause is not None:
+        standing = self._links.standing(HUB)
+        cause = self._links.vanished(HUB, now)
+        if standing.denied:
+            self._give_up(UsageError(f"the hub at {self._at} was reached, but {standing.cause}"))
+        elif cause is not None:
             what = f"the hub at {self._at} was lost before it let this process in: {cause}"
-            self._broken = HubLost(what, peer="the hub", cause=cause)
-            self._joined.set()
+            self._give_up(HubLost(what, peer="the hub", cause=cause))
+        elif standing.refused and now >= self._again_at:
+            self._again_at = now + _AGAIN_SECONDS
+            self._links.again(HUB, self._at or "")
 
     def _judge(self, id: str, now: float) -> None:
         """Act on it where a member, or the hub, is lost."""
@@ -632,6 +722,13 @@ class Network:
                 self._links.push(self.hub_id, CONTROL, [pack(Leaving(plain(reason)))])
             return False
         return True
+
+
+def _far(hello: Hello, cause: str | None) -> str:
+    """Say that the hub cannot connect to a newcomer, and what would help."""
+    address = hello.member.address
+    help = "; give an address of its machine that can be, engine worker --listen HOST[:PORT]"
+    return f"it cannot be reached at {address}: {cause}{help if 'tcp://' in address else ''}"
 
 
 def _greeting_frame(message: Welcome | Refused | Fenced) -> bytes:

@@ -17,6 +17,9 @@ CONTROL, BULK = 0, 1
 """Lanes: small frames in a hurry, and large ones, which must not stand in their way."""
 
 
+NOTHING_LISTENS = "nothing listens there"
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """Frames that a peer sent, in order within its lane; their memory is the receiver's."""
@@ -37,12 +40,14 @@ class Up:
 class Down:
     """The connection to a peer broke, or could not be made; the transport goes on trying.
 
-    ``refused`` says that nobody listens there (any more).
+    ``refused`` says that nothing listens there (any more), ``denied`` that the peer does not accept the
+    keys of this process, which no further attempt changes.
     """
 
     peer: str
     cause: str
     refused: bool = False
+    denied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,15 @@ class Transport(Protocol):
         """Open the inbox; return the address by which others reach it."""
         ...
 
-    def connect(self, peer: str, address: str) -> None:
-        """Begin to connect to a peer, both lanes; nothing happens where that was asked before."""
+    def check(self, address: str) -> None:
+        """Raise `UsageError` for what can never be the address of a peer that is reached from here."""
+        ...
+
+    def connect(self, peer: str, address: str, *, answered: bool = False) -> None:
+        """Begin to connect to a peer, both lanes; nothing happens if that was asked before.
+
+        With `answered`, what the peer sends back with `reply` arrives too, from `peer`.
+        """
         ...
 
     def disconnect(self, peer: str) -> None:
@@ -110,6 +122,13 @@ class Transport(Protocol):
         """Return a new line to a connected peer, which waits `seconds` for an answer; None if there are none.
 
         From any thread; its number is given to no other.
+        """
+        ...
+
+    def reply(self, peer: str, frame: bytes) -> None:
+        """Send a frame back on the connection that a peer made to this process; lost if there is none.
+
+        It reaches a peer to which no connection can be made from here.
         """
         ...
 

@@ -2,19 +2,22 @@
 
 Each process has one inbox, a ROUTER, bound to a socket file in a private directory, to a TCP port, or
 to both.  To each peer go two DEALERs, one for each lane, whose routing id is the lane's letter and the
-sender's name; nothing ever comes back through them.  Monitor sockets tell when they are connected.
-A line is one more DEALER, to which the inbox answers.
+sender's name.  Only the hub sends anything back through them: what a process must hear that the hub
+cannot connect to, or has let go of.  Monitor sockets tell when they are connected.  A line is one more
+DEALER, to which the inbox answers.
 
 TCP is always encrypted, and admits only who holds the keys of the run.  Socket files are not: there,
 the directory admits only its user.
 
 ZeroMQ tells that a connection could not be made, but not why.  So after each attempt that failed a
-plain socket asks once whether anybody listens; that is how the death of a peer is told from a
-connection that was lost.
+plain socket asks once whether anything listens; that is how the death of a peer is told from a
+connection that was lost.  If the other end hung up in the handshake, the same socket asks for ZeroMQ's
+greeting: an end that greets with CURVE and then hangs up has refused the keys.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -34,8 +37,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
-from engine.bus.keys import RunKeys, check_key
-from engine.bus.transport import BULK, CONTROL, Arrival, Asked, Down, Frame, Line, Received, Up
+from engine.bus.keys import RunKeys
+from engine.bus.transport import (
+    BULK,
+    CONTROL,
+    NOTHING_LISTENS,
+    Arrival,
+    Asked,
+    Down,
+    Frame,
+    Line,
+    Received,
+    Up,
+)
 from engine.errors import PayloadTooLarge, UsageError
 
 if TYPE_CHECKING:
@@ -66,6 +80,11 @@ _HANDSHAKE_MS = 2000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
 
 _NOBODY = {errno.ECONNREFUSED, errno.ENOENT}
+_HUNG_UP = {errno.EPIPE, errno.ECONNRESET}
+# The greeting of ZMTP 3.1: signature, version, mechanism, as-server, filler.
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+_DOWN, _STRANGE, _REFUSED, _DENIED = range(1, 5)  # what is worse is told after what is less
+_WRONG_KEYS = "it refuses the keys of this process, which are those of another run"
 _MAX_PATH = 107  # bytes of the path of a socket file
 _MAX_ADDRESS = 1000
 _DIRECTORY = "engine-bus-"
@@ -75,18 +94,17 @@ _EVENT = struct.Struct("=HI")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a transport listens: a socket file, a TCP port, or both; and the key of its port."""
+    """Where a transport listens: a socket file, a TCP port, or both."""
 
     path: str | None = None
     host: str | None = None
     port: int = 0
-    key: str | None = None
 
     def __str__(self) -> str:
         parts = [] if self.path is None else [f"ipc://{quote(self.path)}"]
         if self.host is not None:
             host = f"[{self.host}]" if ":" in self.host else self.host
-            parts.append(f"tcp://{host}:{self.port}" + ("" if self.key is None else f"#{self.key}"))
+            parts.append(f"tcp://{host}:{self.port}")
         return " ".join(parts)
 
 
@@ -100,7 +118,7 @@ def parse_address(text: str) -> Address:
         raise UsageError(f"{shown} is no address of a peer")
     path: str | None = None
     host: str | None = None
-    port, key = 0, None
+    port = 0
     for part in text.split():
         if part.startswith("ipc://") and path is None:
             path = unquote(part.removeprefix("ipc://"))
@@ -108,28 +126,26 @@ def parse_address(text: str) -> Address:
             if not path.startswith("/") or not path.isprintable() or size > _MAX_PATH:
                 raise UsageError(f"{part!r} names no socket file that could be")
         elif part.startswith("tcp://") and host is None:
-            place, _, key = part.removeprefix("tcp://").partition("#")
-            host, port = _split(place)
+            host, port = split_place(part.removeprefix("tcp://"))
             if not host or not port:
                 raise UsageError(f"{part!r} lacks host or port; it looks like tcp://10.0.0.7:41233")
-            key = check_key(key, f"what follows the # of tcp://{place}") if key else None
         else:
             raise UsageError(f"{shown} is no address of a peer; one looks like tcp://10.0.0.7:41233")
     if path is None and host is None:
         raise UsageError("the address of a peer is empty")
-    return Address(path, host, port, key)
+    return Address(path, host, port)
 
 
 def check_place(place: str) -> None:
     """Raise `UsageError` unless `place`, ``host`` or ``host:port``, is one that others could connect to."""
-    host, _ = _split(place)
+    host, _ = split_place(place)
     if host in ("", "*", "0.0.0.0", "::"):
         raise UsageError(f"tcp={place!r} names no host that others could connect to; give its address")
 
 
 def is_loopback(place: str) -> bool:
     """Return whether ``host`` or ``host:port`` can be reached from this host only."""
-    host, _ = _split(place)
+    host, _ = split_place(place)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -166,15 +182,25 @@ class ZeroMQ:
 
     ``ipc`` is the directory for the socket file, which is made where it does not exist; True makes a
     private one under the directory for temporary files, and False binds no socket file.  ``tcp`` is
-    ``host`` or ``host:port`` of this host, as others are to reach it; it needs ``keys``.
+    ``host`` or ``host:port`` of this host, as others are to reach it; it needs ``keys``.  If they reach
+    it through a gateway, ``bind`` is the ``host:port`` of this host to which that passes connections on.
 
     ``dropped`` counts messages that were no messages of a bus, ``denied`` the connections of peers
     without the keys.
     """
 
     def __init__(
-        self, *, ipc: Path | bool = True, tcp: str | None = None, keys: RunKeys | None = None
+        self,
+        *,
+        ipc: Path | bool = True,
+        tcp: str | None = None,
+        bind: str | None = None,
+        keys: RunKeys | None = None,
     ) -> None:
+        if bind is not None:
+            check_place(bind)
+            if tcp is None or not split_place(tcp)[1] or not split_place(bind)[1]:
+                raise UsageError(f"bind={bind!r} needs a port, and tcp='host:port' as others reach it")
         if ipc is False and tcp is None:
             raise UsageError("nobody could reach a transport with ipc=False and no tcp=")
         if tcp is not None:
@@ -184,7 +210,7 @@ class ZeroMQ:
         self.me = ""
         self.dropped = 0
         self.denied = 0
-        self._ipc, self._tcp, self._keys = ipc, tcp, keys
+        self._ipc, self._tcp, self._bind_at, self._keys = ipc, tcp, bind, keys
         self._made: Path | None = None  # the directory, if this transport made it
         self._path: Path | None = None
         self._links: dict[str, _Link] = {}
@@ -192,6 +218,7 @@ class ZeroMQ:
         self._senders: dict[bytes, tuple[str, int] | None] = {}
         self._numbers = 0
         self._untaken = False
+        self._unread: _Link | None = None  # a link that may have something to read, which nothing tells
         self._closed = False
         self._wake_lock = threading.Lock()
         self._woken = False
@@ -230,19 +257,22 @@ class ZeroMQ:
             raise
         return address
 
-    def connect(self, peer: str, address: str) -> None:
+    def check(self, address: str) -> None:
+        self._check_keys(parse_address(address))
+
+    def connect(self, peer: str, address: str, *, answered: bool = False) -> None:
         link = self._links.get(peer)
         if self._closed or (link is not None and link.address == address):
             return
         if link is not None:
             self.disconnect(peer)
-        link = self._links[peer] = _Link(peer, address)
+        link = self._links[peer] = _Link(peer, address, answered)
         try:
             self._open(link)
         except (UsageError, self._zmq.ZMQError) as error:
             # An address may come from afar: whatever it says must not stop this thread.
             self._release(link, linger=0)
-            self._tell_down(link, str(error), refused=True)
+            self._tell_down(link, str(error), _REFUSED)
 
     def disconnect(self, peer: str) -> None:
         link = self._links.pop(peer, None)
@@ -255,6 +285,8 @@ class ZeroMQ:
         link = self._links.get(peer)
         if link is None or not link.sockets:
             return False
+        if link.answered:
+            self._unread = link
         if len(frames) == 1 and 0 < len(frames[0]) < _LARGE:
             try:
                 link.sockets[lane].send(frames[0], self._dontwait)
@@ -275,7 +307,7 @@ class ZeroMQ:
         if self._has(out, self._out) and self._try(out, frames, sizes):
             return True
         if _fd(out) not in self._handlers:
-            # Nobody is told when there is room, but `poll` returns.
+            # It tells nothing when there is room, but `poll` returns.  (If it is watched already, it does.)
             self._watch(_fd(out), lambda: self._look_for_room(out))
         return False
 
@@ -292,6 +324,9 @@ class ZeroMQ:
         except zmq.ZMQError:
             return None  # the link went just now, or there are too many sockets
         return _Line(out, self._dontwait, (zmq.Again, zmq.ContextTerminated))
+
+    def reply(self, peer: str, frame: bytes) -> None:
+        self.answer(_LETTERS[CONTROL] + peer.encode(), frame)
 
     def answer(self, line: bytes, frame: bytes) -> None:
         inbox = self._inbox
@@ -310,6 +345,8 @@ class ZeroMQ:
         arrivals = self._arrivals
         if self._untaken:
             self._take()
+        if self._unread is not None:
+            self._take_back(self._unread)
         for fd, _ in self._epoll.poll(0 if arrivals or self._untaken else max(timeout, 0)):
             handler = self._handlers.get(fd)
             if handler is not None:
@@ -379,13 +416,15 @@ class ZeroMQ:
             inbox.set(zmq.CURVE_SERVER, 1)
             inbox.set(zmq.CURVE_SECRETKEY, self._keys.server_secret.encode())
             inbox.set(zmq.ZAP_DOMAIN, b"run")
-            host, port = _split(self._tcp)
-            host = _numeric(host)
-            inbox.set(zmq.IPV6, int(":" in host))
-            self._bind_to(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
-            _, port = _split(inbox.get_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
-        key = self._keys.server_public if self._keys is not None and host is not None else None
-        return str(Address(path, host, port, key))
+            at, port = split_place(self._bind_at or self._tcp)
+            at = host = _numeric(at)
+            inbox.set(zmq.IPV6, int(":" in at))
+            self._bind_to(f"tcp://{f'[{at}]' if ':' in at else at}:{port or '*'}")
+            if self._bind_at is not None:
+                host, port = split_place(self._tcp)
+            else:
+                _, port = split_place(inbox.get_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
+        return str(Address(path, host, port))
 
     def _bind_to(self, endpoint: str) -> None:
         try:
@@ -479,6 +518,21 @@ class ZeroMQ:
             else:
                 self.dropped += 1
 
+    def _take_back(self, link: _Link) -> None:
+        """Take what a peer sent back with `reply`.
+
+        A socket that sends learns of what came too, and its descriptor tells of that no more: after each
+        `send` the next `poll` looks.
+        """
+        if self._unread is link:
+            self._unread = None
+        while link.sockets and self._has(link.sockets[CONTROL], self._in):
+            frames = link.sockets[CONTROL].recv_multipart(self._dontwait)
+            if len(frames) == 1:
+                self._arrivals.append(Received(link.peer, CONTROL, frames))
+            else:
+                self.dropped += 1
+
     def _sender(self, routing_id: bytes) -> tuple[str, int] | None:
         """Return the name and the lane of whoever uses this routing id; None for one of no peer."""
         name = routing_id[1:].decode("ascii", "replace")
@@ -500,20 +554,25 @@ class ZeroMQ:
             endpoint = f"ipc://{address.path}"
             link.target = address.path
         elif address.host is not None:
-            if self._keys is None:
-                raise UsageError("it is reached by TCP, which needs the keys of the run")
-            endpoint = str(replace(address, path=None, key=None))
+            self._check_keys(address)
+            endpoint = str(replace(address, path=None))
             link.target = address.host, address.port
         else:
             raise UsageError(f"there is no socket {address.path} of this user on this host")
-        link.endpoint, link.key = endpoint, address.key
+        link.endpoint = endpoint
         for lane in (CONTROL, BULK):
             out = self._dealer(link, _LETTERS[lane] + self.me.encode())
             link.sockets.append(out)
             out.set(zmq.SNDHWM, _WAITING[lane])
             self._monitor(link, lane, out)
+        if link.answered:
+            self._watch(_fd(link.sockets[CONTROL]), lambda: self._take_back(link))
         for out in link.sockets:
             out.connect(endpoint)
+
+    def _check_keys(self, address: Address) -> None:
+        if address.path is None and self._keys is None:
+            raise UsageError(f"{address} is reached by TCP, which needs the keys of the run")
 
     def _dealer(self, link: _Link, routing_id: bytes) -> Socket:
         """Return a socket for the other end of a link, which is not connected yet."""
@@ -528,7 +587,7 @@ class ZeroMQ:
         out.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         if not isinstance(link.target, str) and self._keys is not None:
             out.set(zmq.IPV6, int(":" in link.target[0]))
-            out.set(zmq.CURVE_SERVERKEY, (link.key or self._keys.server_public).encode())
+            out.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
             out.set(zmq.CURVE_PUBLICKEY, self._keys.client_public.encode())
             out.set(zmq.CURVE_SECRETKEY, self._keys.client_secret.encode())
         return out
@@ -565,34 +624,37 @@ class ZeroMQ:
                 link.lanes_up[lane] = True
                 if all(link.lanes_up):
                     self._stop_asking(link)
-                    link.up, link.told_down, link.told_refused = True, False, False
+                    link.up, link.told, link.hung_up = True, 0, False
                     self._arrivals.append(Up(link.peer))
             elif event == zmq.EVENT_CONNECT_RETRIED:
-                if not link.up and not link.told_refused:
+                if not link.up:
                     self._ask(link)
             else:
                 link.lanes_up[lane] = False
+                how_bad = _DOWN
                 if event == zmq.EVENT_DISCONNECTED:
                     cause = "the connection broke" if link.up else "the connection broke in the handshake"
                 elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                    cause = "it does not accept the keys of this process: are they those of its run?"
+                    cause, how_bad = _WRONG_KEYS, _DENIED
+                elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
+                    cause = "it accepts connections and does not speak"
                 else:
-                    why = "" if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL else f": {os.strerror(value)}"
-                    cause = f"the handshake failed{why}; are the keys those of its run?"
+                    hung_up = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in _HUNG_UP
+                    link.hung_up = link.hung_up or hung_up
+                    cause = "the handshake failed; are the keys those of its run?"
                 link.up = False
                 self._ask(link)
-                self._tell_down(link, cause)
+                self._tell_down(link, cause, how_bad)
 
-    def _tell_down(self, link: _Link, cause: str, *, refused: bool = False) -> None:
-        """Tell once that a link is down, and once that nobody listens there; until it is up again."""
-        if link.told_refused or (link.told_down and not refused):
-            return
-        link.told_down, link.told_refused = True, refused
-        self._arrivals.append(Down(link.peer, cause, refused))
+    def _tell_down(self, link: _Link, cause: str, how_bad: int = _DOWN) -> None:
+        """Tell that a link is down, and again if more is known of it; until it is up again."""
+        if how_bad > link.told:
+            link.told = how_bad
+            self._arrivals.append(Down(link.peer, cause, how_bad == _REFUSED, how_bad == _DENIED))
 
     def _ask(self, link: _Link) -> None:
-        """Find out with a socket of our own whether anybody listens at the other end."""
-        if link.asking is not None or link.told_refused or link.nameless:
+        """Find out with a socket of our own whether anything listens at the other end."""
+        if link.asking is not None or link.told >= _REFUSED or link.nameless:
             return
         try:
             family, target = _plain(link.target)
@@ -611,14 +673,46 @@ class ZeroMQ:
             self._learn(link, result)
 
     def _asked(self, link: _Link) -> None:
-        if link.asking is not None:
-            result = link.asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        asking = link.asking
+        if asking is None:
+            return
+        result = asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if result == 0 and link.hung_up and link.told < _STRANGE:
+            self._unwatch(asking.fileno())
+            link.greeting = b""
+            self._watch(asking.fileno(), lambda: self._hear(link))
+            with contextlib.suppress(OSError):  # then there is nothing to hear, which `_hear` finds
+                asking.send(_GREETING)
+        else:
             self._stop_asking(link)
             self._learn(link, result)
 
+    def _hear(self, link: _Link) -> None:
+        """Read the greeting of an end that hung up in the handshake: does it speak ZeroMQ, and by keys?"""
+        asking = link.asking
+        if asking is None:
+            return
+        try:
+            heard = asking.recv(len(_GREETING) - len(link.greeting))
+        except OSError:
+            heard = b""
+        link.greeting += heard
+        if heard and len(link.greeting) < len(_GREETING):
+            return
+        self._stop_asking(link)
+        greeting = link.greeting
+        if (
+            greeting[:1] == b"\xff"
+            and greeting[9:10] == b"\x7f"
+            and greeting[12:32].rstrip(b"\0") == b"CURVE"
+        ):
+            self._tell_down(link, _WRONG_KEYS, _DENIED)
+        else:
+            self._tell_down(link, "what listens there is no run of engine", _STRANGE)
+
     def _learn(self, link: _Link, result: int) -> None:
         if result in _NOBODY:
-            self._tell_down(link, "nobody listens there", refused=True)
+            self._tell_down(link, NOTHING_LISTENS, _REFUSED)
         elif result not in (0, errno.EAGAIN):
             self._tell_down(link, os.strerror(result))
 
@@ -715,20 +809,21 @@ class _Line:
 class _Link:
     peer: str
     address: str
+    answered: bool = False
     target: str | tuple[str, int] = ""
     endpoint: str = ""
-    key: str | None = None
     sockets: list[Socket] = field(default_factory=list)
     monitors: list[Socket] = field(default_factory=list)
     lanes_up: list[bool] = field(default_factory=lambda: [False, False])
     up: bool = False
-    told_down: bool = False
-    told_refused: bool = False
+    told: int = 0  # how bad it is, as far as it was told
+    hung_up: bool = False  # whether the other end ever did in the handshake
     nameless: bool = False
     asking: socket.socket | None = None
+    greeting: bytes = b""
 
 
-def _split(place: str) -> tuple[str, int]:
+def split_place(place: str) -> tuple[str, int]:
     """Split ``host``, ``host:port`` or ``[host]:port``; port 0 where there is none."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([^\[\]:\s/#]*))(?::(\d{1,5}))?", place)
     if found is None or int(found[3] or 0) > 65535:

@@ -10,6 +10,7 @@ EXAMPLES = """\b
 Examples:
   engine worker --attach latest --role collector
   engine worker --attach tcp://10.0.0.7:41233 --role collector --key-file run.key
+  engine worker --attach tcp://10.0.0.7:41233 --role collector --key-file run.key --listen 10.0.0.9:41300
 
 \b
 It gets the program and its configuration from the launcher, works until the run is over,
@@ -29,11 +30,17 @@ type on another machine, which needs a copy of the key file in the run's folder.
 @click.option(
     "--key-file", type=click.Path(path_type=Path), help="The keys of the run, for tcp://... (mode 0600)."
 )
-def worker(where: str, role: str, key_file: Path | None) -> int:
+@click.option(
+    "--listen",
+    metavar="HOST[:PORT]",
+    help="Where the run's processes reach this one, for tcp://...; found out by default. Behind a gateway "
+    "that passes a port on: the gateway's address and that port.",
+)
+def worker(where: str, role: str, key_file: Path | None, listen: str | None) -> int:
     """Join a running program in one of its roles."""
     from engine.launch.attach import find, work_for
 
     def joined(name: str) -> None:
         click.echo(f"joined as {name}; Ctrl-C leaves", err=True)
 
-    return work_for(find(where, key_file), role, joined=joined)
+    return work_for(find(where, key_file, listen), role, joined=joined)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ class Whereabouts:
     run: str
     address: str
     keys: RunKeys | None = None
+    listen: str | None = None
+    """``HOST[:PORT]`` of this machine at which the members of the run reach it; None: found out."""
 
     def transport(self) -> Transport:
         """Return a transport by which its members can be reached, and reach this process."""
@@ -35,13 +38,17 @@ class Whereabouts:
 
         if self.keys is None:
             return ZeroMQ(ipc=True)
-        return ZeroMQ(ipc=False, tcp=_own_host(self.address), keys=self.keys)
+        own = _own_host(self.address)
+        if self.listen is None:
+            return ZeroMQ(ipc=False, tcp=own, keys=self.keys)
+        return ZeroMQ(ipc=False, tcp=self.listen, bind=_bound(self.listen, own), keys=self.keys)
 
 
-def find(where: str, key_file: Path | None = None) -> Whereabouts:
+def find(where: str, key_file: Path | None = None, listen: str | None = None) -> Whereabouts:
     """Return the place of ``tcp://host:port``, which takes the run's key file, or of a run of this machine.
 
-    Raises UsageError for a run that is over, is in one process, or is elsewhere.
+    With ``tcp://...``, this process is to be reached at `listen`.  Raises UsageError for a run that is over,
+    is in one process, or is elsewhere.
     """
     if "://" in where:
         if key_file is None:
@@ -50,7 +57,9 @@ def find(where: str, key_file: Path | None = None) -> Whereabouts:
                 f"a copy of {KEYS} in the run's folder"
             )
         keys = load_keys(key_file)
-        return Whereabouts(run_id(keys), where, keys)
+        return Whereabouts(run_id(keys), where, keys, listen)
+    if listen is not None:
+        raise UsageError(f"--listen goes with tcp://..., and {where} is a run of this machine")
     if key_file is not None:
         raise UsageError(f"--key-file goes with tcp://..., and {where} is a run of this machine")
     run = Run.open(where)
@@ -95,6 +104,28 @@ def work_for(place: Whereabouts, role: str, *, joined: Callable[[str], None] | N
     if errors:
         raise errors[0]
     return code
+
+
+def _bound(listen: str, own: str) -> str | None:
+    """Return where to bind if `listen` is no address of this machine; None if it is, and is bound itself.
+
+    The gateway whose address it is passes connections on to the same port of this machine.
+    """
+    from engine.bus.zeromq import split_place
+
+    host, port = split_place(listen)
+    try:
+        family, *_, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as trying:
+            trying.bind(target)
+    except socket.gaierror as error:
+        raise UsageError(f"--listen {listen}: no machine is named {host!r}: {error.strerror}") from None
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL or not port:
+            hint = "; for a gateway's address give the port that it passes on" if not port else ""
+            raise UsageError(f"--listen {listen}: {error.strerror}{hint}") from None
+        return f"{own}:{port}"
+    return None
 
 
 def _own_host(address: str) -> str:

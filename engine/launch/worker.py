@@ -132,9 +132,6 @@ def attend(
     about = {"pid": os.getpid(), "host": socket.gethostname()}
     bus = None
     try:
-        # Before it has joined: importing torch holds everything up for seconds on a busy machine, and
-        # whoever answers nothing for so long is taken for dead.
-        import_module("engine.recipes.experiment")
         bus = join(
             transport,
             at=order.address,
@@ -143,6 +140,9 @@ def attend(
             peer=order.seat,
             about=about,
             timeout=timeout,
+            # Before it has joined: importing torch holds everything up for seconds on a busy machine, and
+            # a member that answers nothing for so long is taken for dead.
+            prepare=lambda: import_module("engine.recipes.experiment"),
         )
         stopping.bus = bus
         if joined is not None:

@@ -56,7 +56,7 @@ class Run:
     """A hub, a learner and a collector that work while they are shot at."""
 
     def __init__(self, stack: ExitStack, *, tcp: bool = False) -> None:
-        keys = generate_keys() if tcp else None
+        self.keys = keys = generate_keys()
 
         def transport() -> ZeroMQ:
             return ZeroMQ(ipc=False, tcp="127.0.0.1", keys=keys) if tcp else ZeroMQ()
@@ -259,7 +259,7 @@ def test_old_frames_under_the_name_of_a_member_do_not_harm_the_lanes(
 
 def test_who_has_no_keys_or_others_reaches_nothing(stack: ExitStack) -> None:
     run = Run(stack, tcp=True)
-    key = (parse_address(run.hub.address).key or "").encode()
+    key = run.keys.server_public.encode()
     public, secret = (one.encode() for one in curve_pair())
     wrong = {"CURVE_SERVERKEY": key, "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": secret}
     options: list[dict[str, bytes]] = [{}, wrong]

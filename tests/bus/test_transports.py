@@ -870,8 +870,8 @@ def test_loopback_is_told_from_the_rest(place: str, loopback: bool) -> None:
     "address",
     [
         Address("/run/x/learner_0.sock"),
-        Address(host="127.0.0.1", port=41233, key=KEYS.server_public),
-        Address("/run/a b#c%d/s.sock", "::1", 1, KEYS.server_public),
+        Address(host="127.0.0.1", port=41233),
+        Address("/run/a b#c%d/s.sock", "::1", 1),
         Address(host="node-7.cluster", port=65535),
     ],
 )
