@@ -7,8 +7,9 @@ and with the array-API's meaning, whatever the library::
     ratio = xp.exp(log_prob - old_log_prob)
     loss = -xp.mean(xp.minimum(ratio * advantage, xp.clip(ratio, 0.8, 1.2) * advantage))
 
-Operators, indexing by slices and `.shape` need no namespace.  `axis=` and `keepdims=` are
-accepted by every reduction; what a caller must know beyond the standard:
+Operators, `.shape` and indexing need no namespace; the standard wants an index for every axis, so
+write ``x[t, ...]``, not ``x[t]``.  `axis=` and `keepdims=` are accepted by every reduction; what a
+caller must know beyond the standard:
 
 - `minimum`, `maximum` and `logaddexp` take two arrays; against a number, use `clip`.
 - `var` and `std` divide by n (`correction=0`), for torch too; `max` and `min` give values only.
@@ -75,6 +76,13 @@ def namespace(x: Array) -> Any:
         return _TABLE[type(x)]
     except KeyError:
         return _learn(x)
+
+
+def is_chosen(action: Array, ones: Array) -> Array:
+    """Return which column each row chose, (B, A) bool, for actions (B,) from 0 and any `ones` (A,)."""
+    xp = namespace(ones)
+    # The cumulative sum of ones counts 1, 2, ... on the device and in the library of `ones`.
+    return action[:, None] == xp.astype(xp.cumulative_sum(ones, axis=0) - 1.0, action.dtype)
 
 
 def _composed(xp: Any) -> dict[str, Callable[..., Any]]:

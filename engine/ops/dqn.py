@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.ops.arrays import namespace
+from engine.ops.arrays import is_chosen, namespace
 from engine.types import Array
 
 
@@ -60,8 +60,8 @@ def dqn_gradient(
     It is w clip(d, -k, k) / B at the action, w = 1 where there are no weights.
     """
     xp = namespace(q)
-    ones, zeros = xp.ones_like(q[0]), xp.zeros_like(q)
-    chosen = action[:, None] == xp.cumulative_sum(ones, axis=0) - 1
+    ones, zeros = xp.ones_like(q[0, ...]), xp.zeros_like(q)
+    chosen = is_chosen(action, ones)
     error = xp.where(chosen, q, zeros) @ ones - target
     near = error if huber is None else xp.clip(error, -huber, huber)
     losses = near * (error - 0.5 * near)

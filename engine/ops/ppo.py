@@ -127,7 +127,7 @@ def ppo_gradient(
     ones = zeros + share
     policy, value_error, spread = -(xp.minimum(gain, clipped) @ ones), error @ ones, entropy @ ones
     kl = (ratio - 1.0 - log_ratio) @ ones
-    outside = xp.where(xp.abs(ratio - 1.0) > clip, ones, zeros).sum()
+    outside = xp.sum(xp.where(xp.abs(ratio - 1.0) > clip, ones, zeros))
     total = policy + value_coef * value_error - entropy_coef * spread
     loss = PPOLoss(total, policy, value_error, spread, kl, outside)
     return PPOGradient(loss, d_log_prob, d_value, -entropy_coef * share)

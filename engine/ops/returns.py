@@ -39,7 +39,7 @@ def linear_recurrence(x: Array, a: Array, last: Array | None = None) -> Array:
     _check_shapes(x=x, a=a)
     xp = namespace(x)
     if last is not None and x.shape[0]:
-        x = xp.concat([x[:-1], x[-1:] + a[-1:] * last])
+        x = xp.concat([x[:-1, ...], x[-1:, ...] + a[-1:, ...] * last])
     return _solve(xp, x, a)
 
 
@@ -98,7 +98,7 @@ def td_lambda(
     ended = xp.logical_or(terminated, truncated)
     bootstrap = xp.where(ended, next_value, (1.0 - lambda_) * next_value)
     x = reward + discount * xp.where(terminated, 0.0, bootstrap)
-    return linear_recurrence(x, _decay(xp, ended, discount * lambda_, x), next_value[-1])
+    return linear_recurrence(x, _decay(xp, ended, discount * lambda_, x), next_value[-1, ...])
 
 
 def discounted_returns(
@@ -137,12 +137,12 @@ def n_step_returns(
     xp = namespace(next_value)
     one = reward + discount * xp.where(terminated, 0.0, next_value)
     ended = xp.logical_or(terminated, truncated)
-    decay = _decay(xp, ended, discount, one)[:-1]
+    decay = _decay(xp, ended, discount, one)[:-1, ...]
     # One step more each time: a row that ended keeps the reward and bootstrap it has.
     kept = xp.where(ended, one, reward)
     out = one
     for _ in range(n - 1):
-        out = xp.concat([kept[:-1] + decay * out[1:], one[-1:]])
+        out = xp.concat([kept[:-1, ...] + decay * out[1:, ...], one[-1:, ...]])
     return out
 
 
@@ -206,7 +206,8 @@ def vtrace(
     bootstrap = xp.where(terminated, 0.0, next_value)
     delta = rho * (reward + discount * bootstrap - value)
     target = value + _solve(xp, delta, _decay(xp, ended, discount * lambda_, delta) * c)
-    following = xp.concat([xp.where(ended[:-1], bootstrap[:-1], target[1:]), bootstrap[-1:]])
+    inner = xp.where(ended[:-1, ...], bootstrap[:-1, ...], target[1:, ...])
+    following = xp.concat([inner, bootstrap[-1:, ...]])
     return VTrace(target, rho * (reward + discount * following - value), rho)
 
 
@@ -237,10 +238,10 @@ def _solve(xp: Any, x: Array, a: Array) -> Array:
 def _loop(xp: Any, x: Array, a: Array) -> Array:
     if not x.shape[0]:
         return x
-    y = x[-1]
+    y = x[-1, ...]
     rows = [y]
     for t in range(x.shape[0] - 2, -1, -1):
-        y = x[t] + a[t] * y
+        y = x[t, ...] + a[t, ...] * y
         rows.append(y)
     rows.reverse()
     return xp.stack(rows)
@@ -254,22 +255,23 @@ def _doubling(xp: Any, x: Array, a: Array) -> Array:
     """
     steps = x.shape[0]
     reach = 1
-    a = a[:-1]
+    a = a[:-1, ...]
     while True:
-        x = xp.concat([x[:-reach] + a * x[reach:], x[-reach:]])
+        x = xp.concat([x[:-reach, ...] + a * x[reach:, ...], x[-reach:, ...]])
         if 2 * reach >= steps:
             return x
-        a = a[:-reach] * a[reach:]
+        a = a[:-reach, ...] * a[reach:, ...]
         reach *= 2
 
 
 def _halving(xp: Any, x: Array, a: Array) -> Array:
     """Join rows in pairs, solve half as many, and fill in the second row of each pair."""
     if x.shape[0] % 2:
-        return _halving(xp, xp.concat([x[:1], x]), xp.concat([a[:1], a]))[1:]
-    x_odd, a_even, a_odd = x[1::2], a[::2], a[1::2]
-    even = _solve(xp, x[::2] + a_even * x_odd, a_even * a_odd)
-    odd = xp.concat([x_odd[:-1] + a_odd[:-1] * even[1:], x_odd[-1:]])
+        longer = (xp.concat([array[:1, ...], array]) for array in (x, a))
+        return _halving(xp, *longer)[1:, ...]
+    x_odd, a_even, a_odd = x[1::2, ...], a[::2, ...], a[1::2, ...]
+    even = _solve(xp, x[::2, ...] + a_even * x_odd, a_even * a_odd)
+    odd = xp.concat([x_odd[:-1, ...] + a_odd[:-1, ...] * even[1:, ...], x_odd[-1:, ...]])
     return xp.reshape(xp.stack([even, odd], axis=1), x.shape)
 
 

@@ -16,9 +16,9 @@ X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 POSITIVE = np.abs(X) + 0.5
 INDEX = np.array([[1], [0], [3]])
 
-ELEMENTWISE = "abs exp expm1 sign floor round square tanh sin cos isfinite isnan logical_not"
+ELEMENTWISE = "abs exp expm1 sign floor round square tanh sin cos isfinite isnan"
 REDUCTIONS = "sum mean max min var std argmax argmin any all logsumexp"
-PAIRWISE = "minimum maximum logaddexp logical_and logical_or"
+PAIRWISE = "minimum maximum logaddexp"
 
 CALLS = {
     **{name: (lambda xp, x, name=name: getattr(xp, name)(x)) for name in ELEMENTWISE.split()},
@@ -40,6 +40,7 @@ CALLS = {
     **{
         name: (lambda xp, x, name=name: getattr(xp, name)(x, xp.flip(x, axis=1))) for name in PAIRWISE.split()
     },
+    "logical": lambda xp, x: xp.logical_and(xp.logical_or(x > 1, x < 0), xp.logical_not(x < -1)),
     "prod": lambda xp, x: xp.prod(x, axis=1),
     "max over both axes": lambda xp, x: xp.max(x, axis=(0, 1)),
     "where": lambda xp, x: xp.where(x > 0, x, xp.zeros_like(x)),
@@ -51,7 +52,7 @@ CALLS = {
     "expand_dims": lambda xp, x: xp.expand_dims(x, axis=1),
     "squeeze": lambda xp, x: xp.squeeze(x[:, :1], axis=1),
     "reshape": lambda xp, x: xp.reshape(x, (4, 3)),
-    "broadcast_to": lambda xp, x: xp.broadcast_to(x[:1], (5, 4)),
+    "broadcast_to": lambda xp, x: xp.broadcast_to(x[:1, ...], (5, 4)),
     "permute_dims": lambda xp, x: xp.permute_dims(x, (1, 0)),
     "matmul": lambda xp, x: xp.matmul(x, xp.permute_dims(x, (1, 0))),
     "cumulative_sum": lambda xp, x: xp.cumulative_sum(x, axis=1),
@@ -61,24 +62,25 @@ CALLS = {
     "astype": lambda xp, x: xp.astype(x, xp.int64),
     "softmax": lambda xp, x: xp.softmax(x, axis=1),
     "log_softmax": lambda xp, x: xp.log_softmax(x * 1000, axis=1),
-    "creation": lambda xp, x: xp.zeros((2,)) + xp.ones((2,)) + xp.full((2,), 3.0) + xp.arange(2),
+    "creation": lambda xp, x: xp.zeros((2,)) + xp.ones((2,)) + xp.full((2,), 3.0) + xp.arange(2.0),
     "likes": lambda xp, x: xp.ones_like(x) + xp.zeros_like(x) + xp.full_like(x, 2.0),
     "dtypes": lambda xp, x: xp.astype(xp.astype(xp.astype(x, xp.bool), xp.int32), xp.float64),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_torch_and_numpy_agree(call: str) -> None:
+def test_every_library_agrees_with_numpy(call: str, convert) -> None:
     expected = CALLS[call](namespace(X), X)
-    tensor = torch.from_numpy(X)
-    found = CALLS[call](namespace(tensor), tensor)
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("x", [X, torch.from_numpy(X)], ids=["numpy", "torch"])
-def test_a_namespace_holds_every_name(x: object) -> None:
+    x = convert(X)
     xp = namespace(x)
+    found = CALLS[call](xp, x)
+    assert namespace(found) is xp
+    assert tuple(found.shape) == expected.shape
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_namespace_holds_every_name(convert) -> None:
+    xp = namespace(convert(X))
     for name in NAMES:
         assert getattr(xp, name) is not None
 
@@ -112,16 +114,6 @@ def test_what_is_no_array_is_refused() -> None:
 def test_an_unknown_name_is_an_attribute_error_naming_the_library() -> None:
     with pytest.raises(AttributeError, match="'fft' in the namespace of numpy"):
         namespace(X).fft  # noqa: B018
-
-
-def test_a_library_of_the_standard_that_is_not_in_the_table_works() -> None:
-    strict = pytest.importorskip("array_api_strict")
-    x = strict.asarray(X)
-    xp = namespace(x)
-    np.testing.assert_allclose(
-        np.asarray(xp.logsumexp(x, axis=1)), namespace(X).logsumexp(X, axis=1), rtol=1e-5
-    )
-    np.testing.assert_allclose(np.asarray(xp.max(x, axis=1)), X.max(axis=1))
 
 
 class Foreign:

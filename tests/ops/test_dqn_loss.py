@@ -15,7 +15,6 @@ ACTION = RANDOM.integers(0, 4, ROWS)
 REWARD, DISCOUNT, TARGET = RANDOM.normal(size=ROWS), RANDOM.choice([0.0, 0.9], ROWS), RANDOM.normal(size=ROWS)
 
 
-@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
 @pytest.mark.parametrize("double", [False, True])
 def test_target_equals_a_naive_loop(double, convert) -> None:
     expected = []
@@ -37,7 +36,6 @@ def naive_loss(q, huber):
     return total / ROWS
 
 
-@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
 @pytest.mark.parametrize("huber", [None, 1.0, 0.3])
 def test_loss_and_gradient_agree_with_a_naive_loop(huber, convert) -> None:
     found = dqn_gradient(convert(Q), convert(ACTION), convert(TARGET), huber=huber)
@@ -55,14 +53,15 @@ def test_loss_and_gradient_agree_with_a_naive_loop(huber, convert) -> None:
 
 
 @pytest.mark.parametrize("huber", [None, 0.5])
-def test_gradient_equals_autograd_of_torchs_own_loss(huber) -> None:
+def test_gradient_equals_autograd_of_torchs_own_loss(huber, convert) -> None:
     q = torch.from_numpy(Q).requires_grad_()
     chosen = q.gather(1, torch.from_numpy(ACTION)[:, None])[:, 0]
     target = torch.from_numpy(TARGET)
     own = torch.nn.functional
     loss = own.mse_loss(chosen, target) / 2 if huber is None else own.huber_loss(chosen, target, delta=huber)
     loss.backward()
-    np.testing.assert_allclose(dqn_gradient(Q, ACTION, TARGET, huber=huber).q, q.grad, atol=1e-12)
+    found = dqn_gradient(convert(Q), convert(ACTION), convert(TARGET), huber=huber)
+    np.testing.assert_allclose(np.asarray(found.q), q.grad, atol=1e-12)
 
 
 def test_error_is_prediction_less_target() -> None:
@@ -70,7 +69,6 @@ def test_error_is_prediction_less_target() -> None:
     assert found.td_error.tolist() == [2.0]
 
 
-@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
 @pytest.mark.parametrize("huber", [None, 0.3])
 def test_weights_multiply_each_rows_loss_and_no_error(huber, convert) -> None:
     weight = np.random.default_rng(7).random(ROWS)

@@ -34,7 +34,6 @@ def naive(data: dict[str, np.ndarray], weight: np.ndarray) -> list[float]:
 
 @pytest.mark.parametrize("weight", [None, shares()], ids=["mean", "weighted"])
 @pytest.mark.parametrize("function", [impala_loss, impala_gradient])
-@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
 def test_loss_equals_a_naive_loop(function, convert, weight) -> None:
     data = rows()
     given = None if weight is None else convert(weight)
@@ -45,10 +44,11 @@ def test_loss_equals_a_naive_loop(function, convert, weight) -> None:
 
 
 @pytest.mark.parametrize("weight", [None, shares()], ids=["mean", "weighted"])
-def test_gradient_equals_autograd_of_the_loss(weight) -> None:
+def test_gradient_equals_autograd_of_the_loss(weight, convert) -> None:
     tensors = {name: torch.from_numpy(column).requires_grad_() for name, column in rows().items()}
     given = None if weight is None else torch.from_numpy(weight)
     impala_loss(**tensors, weight=given, **OPTIONS).total.backward()
-    found = impala_gradient(**rows(), weight=weight, **OPTIONS)
+    arrays = {name: convert(column) for name, column in rows().items()}
+    found = impala_gradient(**arrays, weight=None if weight is None else convert(weight), **OPTIONS)
     for name in ("log_prob", "value", "entropy"):
-        np.testing.assert_allclose(getattr(found, name), tensors[name].grad, atol=1e-12)
+        np.testing.assert_allclose(np.asarray(getattr(found, name)), tensors[name].grad, atol=1e-12)

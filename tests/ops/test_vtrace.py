@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,12 +76,23 @@ def test_targets_and_advantages_are_those_of_the_paper(
     data = batch(T, B, seed, ends)
     lambda_, rho_clip, c_clip = options
     expected = brute(data, *options)
-    for convert in (np.asarray, torch.as_tensor):
-        arrays = {name: convert(column) for name, column in data.items()}
-        found = vtrace(**arrays, discount=GAMMA, lambda_=lambda_, rho_clip=rho_clip, c_clip=c_clip)
-        np.testing.assert_allclose(found.target, expected[0], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(found.advantage, expected[1], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(found.rho, np.minimum(rho_clip, np.exp(data["log_ratio"])), rtol=1e-12)
+    found = vtrace(**data, discount=GAMMA, lambda_=lambda_, rho_clip=rho_clip, c_clip=c_clip)
+    np.testing.assert_allclose(found.target, expected[0], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.advantage, expected[1], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.rho, np.minimum(rho_clip, np.exp(data["log_ratio"])), rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [(1.0, 1.0, 1.0), (0.9, 2.0, 0.7)], ids=["clipped alike", "apart"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_library_gives_the_same(options: tuple[float, float, float], masked: bool, convert) -> None:
+    data = batch(17, 3)
+    expected = brute(data, *options)
+    lambda_, rho_clip, c_clip = options
+    arrays = {name: convert(column) for name, column in data.items()}
+    valid = {"valid": convert(np.ones((17, 3), bool))} if masked else {}
+    found = vtrace(**arrays, discount=GAMMA, lambda_=lambda_, rho_clip=rho_clip, c_clip=c_clip, **valid)
+    np.testing.assert_allclose(np.asarray(found.target), expected[0], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(np.asarray(found.advantage), expected[1], rtol=1e-9, atol=1e-9)
 
 
 def test_none_clips_nothing() -> None:
