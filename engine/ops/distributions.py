@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from engine.ops.arrays import namespace
+from engine.ops.arrays import is_chosen, namespace
 from engine.types import Array
 
 PullBack: TypeAlias = Callable[[Array, Array | float], tuple[Array, ...]]
@@ -27,29 +27,30 @@ def categorical(logits: Array, action: Array) -> tuple[Array, Array, PullBack]:
     """Return log pi(action) (B,), the entropy (B,) and their pull-back to `logits` (B, A).
 
     With p = softmax(logits): d log p_a / d logits = onehot(a) - p, and
-    d H / d logits = -p (log p + H).
+    d H / d logits = -p (log p + H), where 0 log 0 is 0.
     """
     xp = namespace(logits)
-    ones = xp.ones_like(logits[0])
+    ones = xp.ones_like(logits[0, ...])
     # Sums over a short last axis as products with ones: numpy takes a fifth of the time.
     shifted = logits - xp.max(logits, axis=-1, keepdims=True)
     weights = xp.exp(shifted)
     total = weights @ ones
     probs = weights / total[:, None]
     log_probs = shifted - xp.log(total)[:, None]
-    # The cumulative sum of ones counts 0, 1, ... on the device and in the library of `logits`.
-    chosen = action[:, None] == xp.cumulative_sum(ones, axis=0) - 1
-    log_prob = xp.where(chosen, log_probs, xp.zeros_like(log_probs)) @ ones
-    entropy = -((probs * log_probs) @ ones)
+    chosen, zeros = is_chosen(action, ones), xp.zeros_like(log_probs)
+    log_prob = xp.where(chosen, log_probs, zeros) @ ones
+    # A masked action has logit -inf; as a product, 0 * -inf would be NaN.
+    finite = xp.where(probs > 0, log_probs, zeros)
+    entropy = -((probs * finite) @ ones)
 
     def pull_back(d_log_prob: Array, d_entropy: Array | float) -> tuple[Array, ...]:
         weight = d_log_prob[:, None]
-        gradient = xp.where(chosen, weight, xp.zeros_like(log_probs)) - weight * probs
+        gradient = xp.where(chosen, weight, zeros) - weight * probs
         if isinstance(d_entropy, float):
             if d_entropy != 0.0:
-                gradient = gradient - d_entropy * probs * (log_probs + entropy[:, None])
+                gradient = gradient - d_entropy * probs * (finite + entropy[:, None])
             return (gradient,)
-        return (gradient - d_entropy[:, None] * probs * (log_probs + entropy[:, None]),)
+        return (gradient - d_entropy[:, None] * probs * (finite + entropy[:, None]),)
 
     return log_prob, entropy, pull_back
 
@@ -62,17 +63,25 @@ def categorical_log_prob(logits: Array, action: Array) -> Array:
 
 
 def categorical_entropy(logits: Array) -> Array:
-    """Return the entropy in nats of softmax(logits): (..., A) -> (...)."""
+    """Return the entropy in nats of softmax(logits): (..., A) -> (...); 0 log 0 is 0."""
     xp = namespace(logits)
     log_probs = xp.log_softmax(logits, axis=-1)
-    return -xp.sum(xp.exp(log_probs) * log_probs, axis=-1)
+    probs = xp.exp(log_probs)
+    return -xp.sum(probs * xp.where(probs > 0, log_probs, xp.zeros_like(probs)), axis=-1)
 
 
 def categorical_kl(logits: Array, other: Array) -> Array:
-    """Return KL(softmax(logits) || softmax(other)) in nats: (..., A), (..., A) -> (...)."""
+    """Return KL(softmax(logits) || softmax(other)) in nats: (..., A), (..., A) -> (...).
+
+    What the first never does counts 0; what it does and the other never does makes it infinite.
+    """
     xp = namespace(logits)
     log_probs = xp.log_softmax(logits, axis=-1)
-    return xp.sum(xp.exp(log_probs) * (log_probs - xp.log_softmax(other, axis=-1)), axis=-1)
+    probs = xp.exp(log_probs)
+    # Masked before the difference: -inf less -inf would be NaN.
+    possible, zeros = probs > 0, xp.zeros_like(probs)
+    mine, theirs = (xp.where(possible, found, zeros) for found in (log_probs, xp.log_softmax(other, axis=-1)))
+    return xp.sum(probs * (mine - theirs), axis=-1)
 
 
 def gaussian(mean: Array, log_std: Array, action: Array) -> tuple[Array, Array, PullBack]:

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from engine.errors import EnvError
+from engine.ops.arrays import namespace
 from engine.ops.distributions import (
     PullBack,
     categorical,
@@ -108,11 +109,8 @@ class MultiCategorical:
         found = [categorical(logits[:, part], action[:, i]) for i, part in enumerate(self._parts)]
 
         def pull_back(d_log_prob: Array, d_entropy: Array | float) -> tuple[Array, ...]:
-            # `* 0` keeps library and device; every column is written once
-            gradient = logits * 0
-            for part, (_, _, pull) in zip(self._parts, found, strict=True):
-                gradient[:, part] = pull(d_log_prob, d_entropy)[0]
-            return (gradient,)
+            gradients = [pull(d_log_prob, d_entropy)[0] for _, _, pull in found]
+            return (namespace(logits).concat(gradients, axis=1),)
 
         return sum(f[0] for f in found), sum(f[1] for f in found), pull_back
 
