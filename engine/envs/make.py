@@ -16,6 +16,7 @@ from engine.envs.find import Found, Wrapper, find_env, find_wrapper, import_plug
 from engine.envs.process import ProcessVectorEnv
 from engine.envs.returns import count_innermost
 from engine.envs.spaces import check_action_space, check_observation_space, named
+from engine.envs.statistics import refuse_running_statistics
 from engine.envs.vector import VectorEnv, blame
 from engine.errors import EngineError, EnvError, did_you_mean
 
@@ -77,6 +78,11 @@ class EnvMaker:
                 except TypeError as error:
                     env.close()
                     raise EnvError(f"wrapper {wrapper!r} of {found.name}: {error}") from error
+        try:
+            refuse_running_statistics(env, found.name)
+        except EnvError:
+            env.close()
+            raise
         return count_innermost(env, made)
 
 

@@ -33,6 +33,7 @@ from engine.envs.spaces import (
     to_arrays,
     write_row,
 )
+from engine.envs.statistics import refuse_running_statistics
 from engine.errors import EnvError
 from engine.types import Arrays
 
@@ -106,6 +107,9 @@ class VectorEnv:
         self.role = role
         self.closed = False
         self._mode = _autoreset_mode(env, self.name)
+        refuse_running_statistics(env, self.name)
+        if isinstance(env.unwrapped, SyncVectorEnv):
+            refuse_running_statistics(env.unwrapped.envs[0], self.name)
         check_observation_space(env.single_observation_space, self.name)
         check_action_space(env.single_action_space, self.name)
         self.single_observation_space: Any = named(env.single_observation_space)
