@@ -13,6 +13,7 @@ from engine.errors import UsageError
 from engine.recipes.target import is_script, resolve
 from engine.runs.progress import MODES
 from engine.runs.summary import summary
+from engine.signals import exit_code
 
 if TYPE_CHECKING:
     from engine.launch.plan import Plan
@@ -32,7 +33,8 @@ are enough of them; the role that records the run can only fail.
 
 \b
 Ctrl-C ends every process after the iteration under way and saves everything (exit code
-130); a second one stops at once. Results go to stdout, everything else to stderr."""
+130); a second one stops at once. SIGTERM and SIGHUP do the same (exit codes 143 and 129).
+Results go to stdout, everything else to stderr."""
 
 
 @click.command(epilog=EXAMPLES)
@@ -107,7 +109,9 @@ def launch(
 
     run = run_plan(plan, run, backend=backend, progress=progress, tcp=tcp, ready=ready)  # type: ignore[arg-type]
     click.echo(summary(run))
-    return {"finished": 0, "interrupted": 130}.get(run.state, 1)
+    if run.state == "interrupted":
+        return exit_code(run.info["stop_reason"])
+    return 0 if run.state == "finished" else 1
 
 
 def _show(plan: Plan) -> None:

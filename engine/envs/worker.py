@@ -37,8 +37,10 @@ def _streams() -> tuple[BinaryIO, BinaryIO]:
 
 def main() -> None:
     """Serve one environment until told to close or until the parent is gone."""
-    # Ctrl-C reaches the whole terminal group; it is the parent that decides when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole terminal group, and service managers signal all processes of a job: it is the
+    # parent that decides when to end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     requests, replies = _streams()
 
     def reply(value: Any) -> None:

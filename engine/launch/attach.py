@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from engine.errors import UsageError
 from engine.launch.backend import Order
 from engine.launch.card import KEYS, OBSERVER, is_here, read_card
 from engine.launch.start import run_id
-from engine.launch.worker import Stopping, attend, on_signal
+from engine.launch.worker import Stopping, attend
 from engine.runs.folder import Run
 
 
@@ -86,7 +85,9 @@ def observing(place: Whereabouts, *, timeout: float = 10.0) -> Iterator[Bus]:
 
 
 def work_for(place: Whereabouts, role: str, *, joined: Callable[[str], None] | None = None) -> int:
-    """Join the run in a role and work until it is over, or until Ctrl-C or SIGTERM; return the exit code.
+    """Join the run in a role and work until it is over, or until a signal; return the exit code.
+
+    That is 0 when the run is over, and 128 + its number when Ctrl-C, SIGTERM or SIGHUP came before.
 
     `joined` is told the name under which it is known there.  Raises what ended the work, which the
     launcher is told as well.
@@ -94,13 +95,8 @@ def work_for(place: Whereabouts, role: str, *, joined: Callable[[str], None] | N
     stopping = Stopping()
     order = Order(run=place.run, address=place.address, role=role)
     errors: list[BaseException] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    on_signal(stopping, *before)
-    try:
+    with stopping.signals():
         code = attend(order, place.transport(), stopping=stopping, joined=joined, failed=errors.append)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if errors:
         raise errors[0]
     return code

@@ -5,6 +5,7 @@ A backend only places work; the processes meet on the bus, and the launcher deci
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -12,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from engine.bus.transport import Transport
+from engine.signals import REASONS, name_of
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +43,27 @@ class Ended:
     """In words, like ``killed by SIGKILL``."""
     output: str = ""
     """The last that it printed."""
+
+
+_HEEDED = {128 + number: number for number in REASONS}
+"""Exit codes of processes that left in order when a signal asked them to."""
+
+
+def cause(code: int) -> str:
+    """Say how a process ended, from its exit code."""
+    if code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    if code in _HEEDED:
+        return f"left after {name_of(_HEEDED[code])} (exit code {code})"
+    return f"left with exit code {code}"
+
+
+def was_asked(code: int) -> bool:
+    """Whether a process ended by a signal that asks for the end, whether it heeded it or died of it."""
+    return code in _HEEDED or -code in _HEEDED.values()
 
 
 class Handle(Protocol):

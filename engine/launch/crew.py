@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from engine.errors import EngineError, PeerLost, RemoteError
-from engine.launch.backend import Ended, Handle
+from engine.launch.backend import Ended, Handle, was_asked
 from engine.launch.ledger import whole
 from engine.launch.losses import Policy
 from engine.launch.plan import Seat
 from engine.recipes.roles import Role
 
-State: TypeAlias = Literal["starting", "running", "waiting", "finished", "lost"]
+State: TypeAlias = Literal["starting", "running", "leaving", "waiting", "finished", "lost"]
 
 _RATE_SECONDS = 2.0
 _CONSEQUENCES = {"PeerLost", "HubLost", "DeadlineExceeded", "NoSuchService", "Finishing", "KeyboardInterrupt"}
@@ -35,7 +35,8 @@ class Failure:
     @classmethod
     def of(cls, seat: str, how: Ended, cause: str) -> Failure:
         """Return the failure of a process that said nothing before it ended."""
-        return cls(seat, "", cause, output=how.output, code=how.code if how.code > 0 else 1)
+        code = how.code if how.code > 0 and not was_asked(how.code) else 1
+        return cls(seat, "", cause, output=how.output, code=code)
 
     @property
     def consequence(self) -> bool:
@@ -45,7 +46,7 @@ class Failure:
     @property
     def mistaken(self) -> bool:
         """Whether every process would fail alike: a mistake in the call or the configuration."""
-        return self.code in (2, 3)
+        return self.code in (2, 3) and self.kind not in ("", "SystemExit")
 
     def text(self) -> str:
         """One line."""
@@ -97,12 +98,19 @@ class Place:
     """When it is taken again."""
     join_by: float | None = None
     leave_by: float | None = None
+    insist_by: float | None = None
+    """When it gets a second SIGTERM, which ends it in the midst of an iteration; the first may have been
+    one of several by one order."""
     kill_by: float | None = None
+    left: Failure | None = None
+    """That it has left although the run goes on, while it is not known yet whether the run is to stop too."""
+    decide_by: float | None = None
+    """When its leaving is a loss."""
 
     @property
     def alive(self) -> bool:
-        """Whether there is, or will be, a process."""
-        return self.state in ("starting", "running", "waiting")
+        """Whether there is, or will be, or may be again, a process."""
+        return self.state in ("starting", "running", "leaving", "waiting")
 
     def note(self, report: Mapping[str, Any], now: float) -> None:
         """Take over what it says of itself, and work out how fast it is."""
@@ -163,7 +171,11 @@ class Crew:
 
     def left(self, role: str) -> int:
         """How many of a role are there, or will be."""
-        return sum(place.seat.role == role for place in self.alive())
+        stay = self.policies[role].loss == "restart"
+        return sum(
+            place.seat.role == role and (place.state != "leaving" or (stay and not place.attached))
+            for place in self.alive()
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """What is shown of each; ``weight_lag`` is how many updates the weights that it acts with are old."""

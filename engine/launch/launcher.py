@@ -4,6 +4,9 @@ The launcher holds no learner code.  Everything that happens comes to it as an e
 loop decides.  A run goes through stages: ``running``; ``finishing``, when every process was asked to end in
 order; ``failed``, when something went wrong and the rest is ended.  No wait is without a bound: who has
 not joined, or not left, in time is named and ended, with SIGTERM first and SIGKILL 5 s later.
+
+A process that leaves while the run goes on is a loss, in whatever order it left.  If a signal asked it to,
+that is decided 2 s later: what runs jobs signals all processes of one, and may come to the launcher last.
 """
 
 from __future__ import annotations
@@ -25,14 +28,15 @@ import msgspec
 
 from engine.bus.bus import Bus
 from engine.errors import UsageError
-from engine.launch.backend import Backend, Ended, Handle, Order
+from engine.launch.backend import Backend, Ended, Handle, Order, was_asked
 from engine.launch.card import OBSERVER, Card
 from engine.launch.crew import Crew, Failure, Place, blame
 from engine.launch.ledger import Ledger
-from engine.launch.losses import Fail, Restart, decide
+from engine.launch.losses import Fail, Policy, Restart, decide
 from engine.launch.plan import Plan
 from engine.runs.fleet import Fleet
 from engine.runs.folder import Run
+from engine.signals import name_of
 
 JOIN_SECONDS = 120.0
 """So long may a process take from its start until it has joined; most of it is importing torch."""
@@ -43,6 +47,9 @@ INTERRUPT_SECONDS = 30.0
 KILL_SECONDS = 5.0
 """So long after its SIGTERM a process gets a SIGKILL."""
 _NOW_SECONDS = 1.0
+_INSIST_SECONDS = 0.1
+SIGNAL_SECONDS = 2.0
+"""So long after a process that a signal made leave the launcher's own may come: then the run was stopped."""
 _BLAME_SECONDS = 0.3  # so long the cause of a failure may come after its consequence
 _EXIT_SECONDS = 0.5  # so long a lost process may take to end by itself
 _PARTING_SECONDS = 0.5  # so long the bus may take to strike somebody off
@@ -190,7 +197,8 @@ class Launcher:
         elif run.info["state"] == "failed":  # by its own account, though every process left in order
             self._display.message(f"the run failed: {run.info['stop_reason']}", level="error")
         if run.info["state"] == "interrupted" and self._asked_by not in (None, "Ctrl-C"):
-            run.update(stop_reason=f"by {self._asked_by}")
+            by_signal = self._asked_by in ("SIGTERM", "SIGHUP")
+            run.update(stop_reason=self._asked_by.lower() if by_signal else f"by {self._asked_by}")
 
     def _order(self, role: str, seat: str | None) -> Order:
         assert self._bus is not None
@@ -252,6 +260,8 @@ class Launcher:
         for place in self._crew.alive():
             if place.due is not None and now >= place.due:
                 self._start(place)
+            if place.decide_by is not None and now >= place.decide_by:
+                self._settle(place)
             if place.state == "starting" and place.join_by is not None and now >= place.join_by:
                 place.join_by = None
                 place.cause = f"did not join within {self._join_timeout:g} s"
@@ -259,12 +269,15 @@ class Launcher:
             if place.kill_by is not None and now >= place.kill_by:
                 place.kill_by = None
                 self._kill(place)
+            elif place.insist_by is not None and now >= place.insist_by:
+                place.insist_by = None
+                if place.handle is not None:
+                    place.handle.terminate()
             elif place.leave_by is not None and now >= place.leave_by:
                 place.leave_by = None
-                place.kill_by = now + KILL_SECONDS
                 if place.handle is not None:
                     self._display.message(f"{place.seat.name} has not left yet: it gets a SIGTERM")
-                    place.handle.terminate()
+                self._terminate(place, KILL_SECONDS)
         if self._settle_at is not None and now >= self._settle_at:
             self._settle_at = None
             self._end_all(KILL_SECONDS)
@@ -272,7 +285,7 @@ class Launcher:
     def _start(self, place: Place) -> None:
         name = place.seat.name
         self._ledger.begin(name)
-        place.state, place.due, place.kill_by = "starting", None, None
+        place.state, place.due, place.insist_by, place.kill_by = "starting", None, None, None
         place.cause, place.killed = "", False
         place.join_by = time.monotonic() + self._join_timeout
         handles: list[Handle] = []
@@ -312,9 +325,11 @@ class Launcher:
         if place.attached:
             failure = self._told.pop(place.seat.name, None)
             if left and failure is None:
-                place.state = "finished"
                 if self._stage == "running":
-                    self._display.message(f"{place.seat.name} has left")
+                    words = f"has left {cause}" if cause.startswith("on ") else "has left"
+                    self._leave(place, Failure(place.seat.name, "", words), SIGNAL_SECONDS)
+                else:
+                    place.state = "finished"
             else:
                 self._lose(place, failure or Failure(place.seat.name, "", f"was lost: {cause}"))
         elif place.handle is None:
@@ -333,29 +348,61 @@ class Launcher:
         place.handle = None
         self._strike(name, how.cause)
         failure = self._told.pop(name, None)
-        asked = self._stage != "running" and (how.code in (0, 130, -signal.SIGTERM, -signal.SIGKILL))
-        if failure is None and place.seat.role in self.plan.roles and (how.code == 0 or asked):
-            expected = how.code in (0, 130) or not self.plan.roles[place.seat.role].records
-            if expected or self._stage == "failed" or self._interrupts:
-                place.state = "finished"
-                if how.code == -signal.SIGKILL:
-                    place.state = "lost"
-                    self._ledger.lose(name)
-                if self._crew.over() and self._stage == "running":
-                    self._finish(f"{name} has finished")
-                self._hurry()
-                return
+        if failure is None and self._expected(place, how.code):
+            place.state = "finished"
+            if how.code == -signal.SIGKILL:
+                place.state = "lost"
+                self._ledger.lose(name)
+            if self._crew.over() and self._stage == "running":
+                self._finish(f"{name} has finished")
+            self._hurry()
+            return
         if failure is None:
-            failure = Failure.of(name, how, place.cause if place.killed and place.cause else how.cause)
+            ended_here = place.killed and place.cause
+            failure = Failure.of(name, how, place.cause if ended_here else how.cause)
+            if self._stage == "running" and not ended_here and was_asked(how.code):
+                self._leave(place, failure, SIGNAL_SECONDS)
+                return
         self._lose(place, failure)
 
-    def _lose(self, place: Place, failure: Failure) -> None:
-        place.state = "lost"
+    def _expected(self, place: Place, code: int) -> bool:
+        """Whether a process that reported no failure may end so: in order, or as it was asked to."""
+        records = self.plan.roles[place.seat.role].records
+        if self._stage == "running":
+            if records:  # it would have said that the run is over, unless it could not be heard
+                return code == 0 and Run.open(self._run.path).info["state"] != "running"
+            return code == 0 and place in self._crew.decisive()
+        in_order = code == 0 or was_asked(code)
+        by_force = code in (-signal.SIGTERM, -signal.SIGKILL)
+        if self._stage == "failed" or self._interrupts:
+            return in_order or by_force
+        return (in_order and (code >= 0 or not records)) or (by_force and not records)
+
+    def _leave(self, place: Place, failure: Failure, patience: float) -> None:
+        """A process has left although the run goes on: a loss, unless the run is to stop too."""
+        place.state, place.left, place.decide_by = "leaving", failure, time.monotonic() + patience
+        place.join_by = place.leave_by = place.insist_by = place.kill_by = None
+
+    def _settle(self, place: Place) -> None:
+        """The run was not stopped together with a process that left: it is lost."""
+        failure, place.left, place.decide_by = place.left, None, None
+        assert failure is not None
+        self._lose(place, failure, left=True)
+
+    def _excuse(self, place: Place) -> None:
+        """The run is stopped, or over, and with it the process that left."""
+        place.state, place.left, place.decide_by = "finished", None, None
+
+    def _lose(self, place: Place, failure: Failure, *, left: bool = False) -> None:
+        in_order = left and place.attached
+        place.state = "finished" if in_order else "lost"
         self._note_reports()
         self._ledger.lose(place.seat.name)
         role = self.plan.roles[place.seat.role]
         policy = self.plan.policies[role.name]
-        left = self._crew.left(role.name)
+        if place.attached and (in_order or policy.loss == "restart"):
+            policy = Policy("go_on")  # it is not the launcher's to start, and may come and go
+        number = self._crew.left(role.name)
         if self._stage == "failed":
             if policy.loss == "fail" or not failure.consequence:
                 self._failures.append(failure)
@@ -363,19 +410,19 @@ class Launcher:
         if self._stage == "finishing" and not role.records and policy.loss != "fail":
             self._display.message(f"{failure.text()}, while the run was finishing")
             return
-        verdict = decide(role, policy, restarts=place.restarts, left=left)
+        verdict = decide(role, policy, restarts=place.restarts, left=number)
         if failure.mistaken and not place.attached:  # elsewhere other packages may be installed
             verdict = Fail("")
         if isinstance(verdict, Fail):
             self._fail(failure, verdict.why)
-        elif isinstance(verdict, Restart) and not place.attached:
+        elif isinstance(verdict, Restart):
             place.restarts += 1
             place.state, place.due = "waiting", time.monotonic() + verdict.after
             self._warn(
                 failure, f"it is started again in {verdict.after:g} s, for the {_nth(place.restarts)} time"
             )
         else:
-            self._warn(failure, f"the run goes on with {left} {role.name}{'s' if left != 1 else ''}")
+            self._warn(failure, f"the run goes on with {number} {role.name}{'s' if number != 1 else ''}")
 
     def _warn(self, failure: Failure, then: str) -> None:
         steps = self._ledger.at_most_lost(failure.seat)
@@ -402,6 +449,10 @@ class Launcher:
         for place in self._crew.alive():
             if place.state == "waiting":
                 place.state, place.due = "finished", None
+            elif place.state == "leaving":
+                if place.left is not None and not self._interrupts:
+                    self._display.message(f"{place.left.text()}, while the run was finishing")
+                self._excuse(place)
             elif place not in decisive:
                 place.leave_by = now + LEAVE_SECONDS
             elif self._interrupts:
@@ -415,15 +466,22 @@ class Launcher:
                 place.leave_by = min(place.leave_by or by, by)
 
     def _end_all(self, patience: float) -> None:
-        now = time.monotonic()
         if self._bus is not None:
             self._bus.tell_finish(self._reason or "the run has failed")
         for place in self._crew.alive():
-            place.leave_by, place.kill_by = None, now + patience
             if place.state == "waiting":
                 place.state = "lost"
-            elif place.handle is not None:
-                place.handle.terminate()
+            elif place.state == "leaving":
+                self._excuse(place)
+            else:
+                self._terminate(place, patience)
+
+    def _terminate(self, place: Place, patience: float) -> None:
+        """End a process now, and by force after so long."""
+        now = time.monotonic()
+        place.leave_by, place.insist_by, place.kill_by = None, now + _INSIST_SECONDS, now + patience
+        if place.handle is not None:
+            place.handle.terminate()
 
     def _kill(self, place: Place) -> None:
         if place.handle is not None:
@@ -508,7 +566,7 @@ class Launcher:
             self._finish("interrupted")
 
     def _interrupted(self, number: int) -> None:
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        name = name_of(number)
         if self._interrupts == 0:
             self._display.message(
                 f"{name}: every process ends its iteration and the run is saved; once more stops at once"

@@ -26,7 +26,7 @@ import msgspec
 from engine.bus.keys import RunKeys
 from engine.bus.transport import Transport
 from engine.launch import janitor
-from engine.launch.backend import Ended, OnEnd, OnLine, Order
+from engine.launch.backend import Ended, OnEnd, OnLine, Order, cause
 
 ROOT = str(Path(__file__).parents[2])
 BOOT = f"import sys; sys.path.insert(0, {ROOT!r}); from engine.launch.worker import main; main()"
@@ -202,13 +202,3 @@ def _own_environment() -> dict[str, str]:
     """The environment of this process, without what it was told as a process of another run."""
     theirs = {ORDER, PARENT, SOCKETS, TCP, KEY_FILE}
     return {name: value for name, value in os.environ.items() if name not in theirs}
-
-
-def cause(code: int) -> str:
-    """Say how a process ended, from its exit code."""
-    if code >= 0:
-        return f"left with exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"

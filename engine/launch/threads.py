@@ -8,7 +8,7 @@ import time
 
 from engine.bus.memory import Network
 from engine.bus.transport import Transport
-from engine.launch.backend import Ended, OnEnd, OnLine, Order
+from engine.launch.backend import Ended, OnEnd, OnLine, Order, cause
 from engine.launch.worker import INTERRUPTED_REASON, Stopping, attend
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Thread:
 
     def _run(self) -> None:
         code = attend(self._order, self._transport, stopping=self._stopping)
-        self._tell(Ended(code, f"left with exit code {code}"))
+        self._tell(Ended(code, cause(code)))
 
     def _tell(self, how: Ended) -> None:
         if not self._ended.is_set():

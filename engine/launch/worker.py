@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -41,6 +40,7 @@ from engine.recipes.config import config_type
 from engine.recipes.roles import check_roles, roles_of
 from engine.recipes.target import find_recipe
 from engine.runs.logs import JsonFormatter
+from engine.signals import Stop, Terminated, name_of
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,28 @@ class Stopping:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.signal: int | None = None
+        """The signal that asked, if one did before the whole run was told to finish."""
         self.bus: Bus | None = None
         self._task: Any = None
+        self._over = False
 
     @property
     def asked(self) -> bool:
         """Whether the task was asked before, by a signal or as the whole run was."""
         return self.reason is not None or (self.bus is not None and self.bus.told_to_finish is not None)
+
+    def signals(self) -> Stop:
+        """Return what lets SIGINT, SIGTERM and SIGHUP ask while it is entered.
+
+        A second one, and one that comes before there is a task, raises KeyboardInterrupt or `Terminated`.
+        """
+        return Stop(self._signalled)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a process that leaves in order: 128 + the signal that made it leave, else 0."""
+        return 0 if self.signal is None else 128 + self.signal
 
     def ask(self, reason: str) -> bool:
         """Ask the task to finish; False where none is open that could."""
@@ -80,7 +95,13 @@ class Stopping:
 
     def close(self) -> None:
         """The task is closed."""
-        self._task = None
+        self._task, self._over = None, True
+
+    def _signalled(self, number: int) -> None:
+        if not self.asked:
+            self.signal = number  # else the run is over, and this is not why the process leaves
+        if not self.ask(INTERRUPTED_REASON) and not self._over:
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
 
 def main() -> None:
@@ -90,7 +111,6 @@ def main() -> None:
     _end_with(int(os.environ[PARENT]))
     stopping = Stopping()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the launcher
-    on_signal(stopping, signal.SIGTERM)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.getLogger().addHandler(handler)  # the launcher reads it and keeps it
@@ -102,7 +122,8 @@ def main() -> None:
 
     keys = load_keys(Path(os.environ[KEY_FILE])) if KEY_FILE in os.environ else None
     transport = ZeroMQ(ipc=Path(os.environ[SOCKETS]), tcp=os.environ.get(TCP), keys=keys)
-    code = attend(order, transport, stopping=stopping, progress="json")
+    with stopping.signals():
+        code = attend(order, transport, stopping=stopping, progress="json")
     with contextlib.suppress(OSError):  # the launcher, who reads it, may be gone
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -150,11 +171,11 @@ def attend(
         if not order.program and bus.told_to_finish is None:
             order = _ask_for_order(bus, order.role, timeout)
         return work(order, bus, stopping, progress=progress)
-    except KeyboardInterrupt:
-        return INTERRUPTED if stopping.reason is None else 0
+    except (KeyboardInterrupt, Terminated):
+        return INTERRUPTED if stopping.reason is None else stopping.exit_code
     except BaseException as error:
-        if isinstance(error, _CONSEQUENCES) and bus is not None and bus.told_to_finish is not None:
-            return 0  # the others were quicker to leave
+        if isinstance(error, _CONSEQUENCES) and (stopping.signal is not None or stopping.asked):
+            return stopping.exit_code  # the others were quicker to leave
         code = _exit_code(error)
         if code:
             told = _report(bus, error, code, quiet=failed is not None)
@@ -165,9 +186,14 @@ def attend(
         return code
     finally:
         if bus is not None:
-            bus.close()
+            bus.close(_farewell(stopping))
         else:
             transport.close()
+
+
+def _farewell(stopping: Stopping) -> str:
+    """Why this process leaves the run, for those that stay."""
+    return "it was closed" if stopping.signal is None else f"on {name_of(stopping.signal)}"
 
 
 def _ask_for_order(bus: Bus, role: str, timeout: float) -> Order:
@@ -184,7 +210,7 @@ def _ask_for_order(bus: Bus, role: str, timeout: float) -> Order:
 def work(order: Order, bus: Bus, stopping: Stopping, *, progress: str = "off") -> int:
     """Build the recipe in its one role and run it; return the exit code."""
     if stopping.asked:
-        return 0
+        return stopping.exit_code
     sys.path.extend(path for path in order.path if path not in sys.path)
     recipe = find_recipe(order.program, UsageError)
     check_roles(recipe, [order.role])
@@ -202,17 +228,19 @@ def work(order: Order, bus: Bus, stopping: Stopping, *, progress: str = "off") -
             task.own(stopping)
             task.after(task.names[-1], _reporter(bus, stopping))
             if role.records:
-                task.own(_Closing(bus, task))
+                task.own(_Closing(bus, task, stopping))
         return task
 
     if not role.records:
         with built(in_role, config) as task:
             task.run()
-        return 0
+        return stopping.exit_code
     if order.folder is None:
         raise StateError(f"{order.role} records the run and needs its folder")
     run = run_experiment(in_role, config, run=Run.open(order.folder), progress=progress)
-    return {"finished": 0, "interrupted": INTERRUPTED}.get(run.state, 1)
+    if run.state == "interrupted":
+        return stopping.exit_code or INTERRUPTED
+    return 0 if run.state == "finished" else 1
 
 
 class _Closing:
@@ -220,12 +248,14 @@ class _Closing:
 
     transient = True
 
-    def __init__(self, bus: Bus, task: Any) -> None:
-        self._bus, self._task = bus, task
+    def __init__(self, bus: Bus, task: Any, stopping: Stopping) -> None:
+        self._bus, self._task, self._stopping = bus, task, stopping
 
     def close(self) -> None:
         if self._task.finish_reason is None and self._bus.told_to_finish is None:
             return  # it did not end: it failed, which is told in another way
+        if self._stopping.signal is not None:
+            return  # the signal was for this process, and ends the run only if the launcher says so
         reason = self._task.finish_reason or self._bus.told_to_finish
         try:
             self._bus.call("launcher_end_run", peer=self._bus.peer, reason=reason, timeout=10)
@@ -255,18 +285,6 @@ def _reporter(bus: Bus, stopping: Stopping) -> Callable[[Any], None]:
         )
 
     return report
-
-
-def on_signal(stopping: Stopping, *numbers: int) -> None:
-    """Let signals ask for the end; a second one, or one that finds no task, raises KeyboardInterrupt."""
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        again = stopping.asked
-        if not stopping.ask(INTERRUPTED_REASON) or again:
-            raise KeyboardInterrupt
-
-    for number in numbers:
-        signal.signal(number, asked)
 
 
 def _end_with(parent: int) -> None:

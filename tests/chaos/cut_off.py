@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from engine.bus.zeromq import ZeroMQ
 from engine.launch.attach import find
 from engine.launch.backend import Order
 from engine.launch.card import read_card
-from engine.launch.worker import Stopping, attend, on_signal
+from engine.launch.worker import Stopping, attend
 from engine.runs.folder import Run
 
 
@@ -62,9 +61,9 @@ def main() -> None:
         threading.Thread(target=cut, daemon=True).start()
 
     stopping = Stopping()
-    on_signal(stopping, signal.SIGTERM, signal.SIGINT)
     order = Order(run=place.run, address=place.address, role=role)
-    code = attend(order, transport, stopping=stopping, joined=joined)
+    with stopping.signals():
+        code = attend(order, transport, stopping=stopping, joined=joined)
     for proxy in transport.proxies:
         proxy.close()
     sys.exit(code)

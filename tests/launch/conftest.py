@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launched import Launched, Start
 from surviving import survivors, until
 
 HERE = Path(__file__).parent
@@ -29,3 +30,19 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     until(lambda: set(survivors(tmp_path)) <= {os.getpid()}, 30)
     until(lambda: list(sockets.iterdir()) == [], 30)
     sockets.rmdir()
+
+
+@pytest.fixture
+def start(clean: None) -> Iterator[Start]:
+    """Start the command; what a failing test leaves running is killed."""
+    started: list[Launched] = []
+
+    def start(*words: str) -> Launched:
+        started.append(Launched(*words))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate(timeout=60)

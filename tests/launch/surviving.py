@@ -28,3 +28,9 @@ def until(condition: Callable[[], object], seconds: float = 100.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def logged(seat: str) -> str:
+    """What a process of the run in ``run`` has said until now."""
+    path = Path(f"run/logs/{seat}.jsonl")
+    return path.read_text() if path.exists() else ""

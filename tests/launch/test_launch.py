@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from surviving import survivors, until
+from launched import ENDLESS, Start
+from surviving import logged, survivors, until
 
 from engine.bus.memory import Network
 from engine.errors import PeerLost, RemoteError, UsageError
@@ -26,11 +26,6 @@ from engine.runs.folder import Run
 pytestmark = pytest.mark.timeout(300)
 
 BOTH = pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-
-
-def logged(seat: str) -> str:
-    path = Path(f"run/logs/{seat}.jsonl")
-    return path.read_text() if path.exists() else ""
 
 
 def summed(run: Run) -> int:
@@ -290,71 +285,6 @@ def test_a_mistake_of_a_worker_from_elsewhere_is_its_own_and_the_run_goes_on() -
     until(lambda: here.rows()["collector_2"]["state"] == "lost")
     assert here.rows()["learner_0"]["state"] == "running"
     assert here.stop().state == "interrupted"
-
-
-class Launched:
-    """`engine launch` in a process of its own."""
-
-    def __init__(self, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "engine.cli.main",
-                "launch",
-                "programs:add",
-                *words,
-                "--run-dir",
-                "run",
-                "--progress",
-                "json",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_until_running(self) -> dict[str, int]:
-        """Wait until every process has joined; return their pids by seat."""
-        until(lambda: Path("run/launch.json").exists() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.process.communicate()
-        pids: dict[str, int] = {}
-        with observing(find("run"), timeout=60) as bus:
-
-            def running() -> bool:
-                rows = bus.call("launcher_get_status", timeout=60)["seats"]
-                pids.update({row["seat"]: row["pid"] for row in rows})
-                return all(row["state"] == "running" and (row.get("env_step") or 0) > 0 for row in rows)
-
-            until(running)
-        return pids
-
-    def end(self, timeout: float = 100) -> tuple[int, str, str]:
-        """Wait for its end; return exit code, stdout, stderr."""
-        out, err = self.process.communicate(timeout=timeout)
-        return self.process.returncode, out, err
-
-
-Start = Callable[..., Launched]
-
-
-@pytest.fixture
-def start(clean: None) -> Iterator[Start]:
-    """Start the command; what a failing test leaves running is killed."""
-    started: list[Launched] = []
-
-    def start(*words: str) -> Launched:
-        started.append(Launched(*words))
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate(timeout=60)
-
-
-ENDLESS = ("until=1_000_000_000", "pause=0.01", "--role", "collector=2")
 
 
 def test_the_command_runs_a_program_in_processes_and_ends_in_order_on_ctrl_c(start: Start) -> None:

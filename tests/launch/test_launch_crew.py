@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from engine.errors import PeerLost, RemoteError
-from engine.launch.backend import Ended
+from engine.launch.backend import Ended, cause
 from engine.launch.crew import Crew, Failure, blame
 from engine.launch.losses import Policy
 from engine.launch.plan import Seat
-from engine.launch.processes import cause
 from engine.recipes.roles import COLLECTOR, LEARNER, Role
 
 SEATS = [
