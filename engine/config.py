@@ -401,7 +401,8 @@ def _mistakes(
         try:
             msgspec.convert(value, fields[name].type, strict=False)
         except msgspec.ValidationError as error:
-            yield _explain(error, fields[name].type, f"{name!r} of {struct.__name__}", value, place)
+            told = _explain(error, fields[name].type, f"{name!r} of {struct.__name__}", value, place)
+            yield told + _as_list(value, fields[name].type, key, settings.source(key))
     for name, info in fields.items():
         if info.required and name not in values:
             shown = settings.source(path)
@@ -413,6 +414,19 @@ def _nearest(name: str, fields: Iterable[str], root: type[msgspec.Struct]) -> st
     if same_leaf:
         return f"; did you mean {same_leaf[0]!r}?"
     return did_you_mean(name, fields) or f"; it has {', '.join(fields)}"
+
+
+def _as_list(value: Any, hint: Any, key: Key, source: Source) -> str:
+    """Tell how a value is written as a list, if that is what it should have been."""
+    if isinstance(value, list | dict) or value is None:
+        return ""
+    text = re.sub(r"\s*,\s*|\s+", ",", str(value).strip(" ,()"))
+    try:
+        msgspec.convert(_parse(f"[{text}]", ""), hint, strict=False)
+    except (msgspec.ValidationError, ConfigError):
+        return ""
+    written = f"{'.'.join(key)}=[{text}]" if source.kind == COMMAND_LINE else f"{key[-1]}: [{text}]"
+    return f"; write {written}"
 
 
 def keys(struct: type[msgspec.Struct]) -> list[str]:

@@ -3,4 +3,4 @@
 # Arguments go to `engine run ppo/cartpole`.
 set -euo pipefail
 . "$(dirname "$0")/setup.sh"
-exec "$PYTHON" -m engine.cli.main run ppo/cartpole "$@"
+exec "$PYTHON" -m engine run ppo/cartpole "$@"

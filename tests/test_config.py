@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,10 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: str = "auto"
     seed: int = 0
     render: bool = False
+
+
+LISTS = [("policy.layers=64,64", "policy.layers=[64,64]"), ("policy.layers=32 32", "policy.layers=[32,32]"),
+         ("policy.layers=64", "policy.layers=[64]"), ("policy.layers=(1, 2)", "policy.layers=[1,2]")]  # fmt: skip
 
 
 @pytest.fixture
@@ -288,3 +293,21 @@ def test_a_value_in_the_place_of_fields_names_the_fields() -> None:
         ConfigError, match=r"'net' of Outer has fields of its own, like net.learning_rate, .*got 'X-v0'"
     ):
         config.convert({"net": "X-v0"}, Outer)
+
+
+@pytest.mark.parametrize(("word", "shown"), LISTS)
+def test_a_list_without_brackets_is_shown_with_them(folder: Path, word: str, shown: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"; write {shown}") + "$"):
+        read("env: {id: X}", word)
+    assert read("env: {id: X}", shown).policy.layers, "what is shown is what works"
+    in_file = shown.partition(".")[2].replace("=", ": ")
+    value = word.partition("=")[2]
+    with pytest.raises(ConfigError, match=re.escape(f"(x.yaml, policy.layers); write {in_file}") + "$"):
+        read(f"env: {{id: X}}\npolicy:\n  layers: {value}\n")
+
+
+@pytest.mark.parametrize("word", ["policy.layers=a,b", "policy.layers=null", "policy.clip=1,2", "seed=1,2"])
+def test_no_list_is_suggested_where_none_would_do(folder: Path, word: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        read("env: {id: X}", word)
+    assert "write" not in str(told.value)

@@ -23,6 +23,7 @@ FLOORS = {
     "recipes": "7", "testing": "7",
     "launch": "8",
     "cli": "9",
+    "__main__": "10",
 }  # fmt: skip
 
 T_FLOORS = ["T1", "T2", "T3"]

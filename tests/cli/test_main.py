@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from engine import __version__
 from engine.cli.main import COMMANDS, call, cli
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,7 @@ def test_asking_for_help_is_no_mistake(words: list[str], capsys: pytest.CaptureF
         (["run", "ppo/cartpole", "learning_rate=1"], 3, "did you mean 'policy.learning_rate'?"),
         (["run", "ppo/cartpole", "policy.learning_rate=fast"], 3, "must be a number"),
         (["run", "ppo/cartpole", "policy.learning_rate=-1"], 3, "a number > 0.0, got -1 (command line"),
+        (["run", "ppo/cartpole", "policy.hidden=64,64"], 3, "policy.hidden); write policy.hidden=[64,64]"),
         (["run", "ppo/cartpole", "seed"], 3, "is not of the form key=value"),
         (["run", "ppo/cartpole", "env.id=CartPol-v1"], 3, "did you mean 'CartPole-v1'?"),
         (["run", "ppo/cartpole", "env.id=nowhere:Env"], 3, "there is no module 'nowhere'"),
@@ -149,6 +151,15 @@ def test_a_process_shows_the_mistake_and_the_traceback_only_when_debugging() -> 
     assert plain.returncode == 2
     assert plain.stderr == "error: no run 'nope' in runs; `engine list` shows what there is\n"
     assert "Traceback" in debug.stderr
+
+
+def test_the_package_is_the_command() -> None:
+    words = [sys.executable, "-m", "engine", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"engine, version {__version__}\n", "")
+    mistaken = subprocess.run([*words[:3], "show", "nope"], capture_output=True, text=True, cwd=ROOT)
+    assert (mistaken.returncode, mistaken.stdout) == (2, "")
+    assert mistaken.stderr.startswith("error: no run 'nope'")
 
 
 def test_a_reader_that_leaves_early_is_no_mistake() -> None:
