@@ -43,8 +43,12 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     render: bool = False
 
 
-LISTS = [("policy.layers=64,64", "policy.layers=[64,64]"), ("policy.layers=32 32", "policy.layers=[32,32]"),
-         ("policy.layers=64", "policy.layers=[64]"), ("policy.layers=(1, 2)", "policy.layers=[1,2]")]  # fmt: skip
+LISTS = {
+    "policy.layers=64,64": "policy.layers=[64,64]",
+    "policy.layers=32 32": "policy.layers=[32,32]",
+    "policy.layers=64": "policy.layers=[64]",
+    "policy.layers=(1, 2)": "policy.layers=[1,2]",
+}
 
 
 @pytest.fixture
@@ -295,7 +299,7 @@ def test_a_value_in_the_place_of_fields_names_the_fields() -> None:
         config.convert({"net": "X-v0"}, Outer)
 
 
-@pytest.mark.parametrize(("word", "shown"), LISTS)
+@pytest.mark.parametrize(("word", "shown"), LISTS.items())
 def test_a_list_without_brackets_is_shown_with_them(folder: Path, word: str, shown: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"; write {shown}") + "$"):
         read("env: {id: X}", word)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from engine.errors import UsageError
 from engine.runs.folder import Run
 
 EXAMPLES = """\b
@@ -17,7 +18,8 @@ Examples:
 
 \b
 Runs of one algorithm on one environment (and of one --name) become their mean and a band
-of one standard deviation. The picture's path is printed; nothing is opened."""
+of one standard deviation. The picture is written into this folder, unless --output names
+another that exists, and never over a run's own. Its path is printed; nothing is opened."""
 
 
 @click.command(epilog=EXAMPLES)
@@ -36,11 +38,22 @@ def plot(runs: tuple[str, ...], x: str, y: str | None, output: Path | None) -> N
     for run in found:
         groups.setdefault(_label(run, with_env=len(envs) > 1), []).append(run)
     if output is None:
-        name = "-".join([y or "learning_curve", *([x] if x != "env_step" else [])]).replace("/", "_")
-        output = found[0].path / "plots" / f"{name}.png" if len(found) == 1 else Path(f"{name}.png")
+        of_one = [found[0].path.resolve().name] if len(found) == 1 else []
+        parts = [*of_one, y or "learning_curve", *([x] if x != "env_step" else [])]
+        output = Path("-".join(parts).replace("/", "_") + ".png")
+    _refuse_own(output)
     title = ", ".join(envs) + (f", seed {found[0].info.get('seed')}" if len(found) == 1 else "")
     curves = {label: [run.metrics() for run in group] for label, group in groups.items()}
     click.echo(learning_curve(curves, output, x=x, y=y, title=title))
+
+
+def _refuse_own(output: Path) -> None:
+    """Raise UsageError for a picture that a run draws itself."""
+    from engine.runs.plots import PICTURES
+
+    folder = output.resolve().parent
+    if output.name in PICTURES and folder.name == "plots" and (folder.parent / "run.json").is_file():
+        raise UsageError(f"{output} is the run's own picture; choose another --output")
 
 
 def _label(run: Run, *, with_env: bool) -> str:

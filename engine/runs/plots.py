@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TRAINING, EVALUATION = "collect/return_mean", "eval/return_mean"
 FORMATS = (".png", ".svg", ".pdf")
+PICTURES = ("learning_curve.png", "losses.png", "timing.png")
+"""What a run draws at its end."""
 _COLORS = (
     "#0072B2",
     "#D55E00",
@@ -264,6 +266,8 @@ def _steps(value: float) -> str:
 def _save(figure: Figure, path: Path) -> Path:
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"cannot draw {path}: the name must end in one of {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     try:
         with replacing(path) as temporary:
             figure.savefig(temporary, facecolor="white")

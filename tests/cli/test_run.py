@@ -118,6 +118,31 @@ def test_plot_prints_the_path_of_the_picture(inside: Path, capsys: pytest.Captur
     assert call(["plot", "latest", "latest"]) == 0
 
 
+def test_plot_makes_no_folders_and_leaves_the_runs_own_pictures_alone(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from engine.runs.plots import PICTURES
+
+    run = Run.open("latest").path.resolve()
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {f"{path.name}" for path in (run / "plots").iterdir()} == set(PICTURES)
+    assert call(["plot", "latest"]) == 0
+    assert capsys.readouterr().out == f"{run.name}-learning_curve.png\n"
+    assert Path(f"{run.name}-learning_curve.png").stat().st_size > 1000
+    assert call(["plot", "latest", "--y", "train/loss_value", "--x", "time"]) == 0
+    assert Path(capsys.readouterr().out.strip()).name == f"{run.name}-train_loss_value-time.png"
+    for own in (f"{run}/plots/learning_curve.png", f"{run}/plots/../plots/timing.png"):
+        assert call(["plot", "latest", "-o", own]) == 2
+        assert "is the run's own picture; choose another --output" in capsys.readouterr().err
+    with chdir(run / "plots"):
+        assert call(["plot", str(run), "-o", "losses.png"]) == 2
+    capsys.readouterr()
+    assert call(["plot", "latest", "-o", "new/curve.png"]) == 2
+    assert "there is no folder new" in capsys.readouterr().err
+    assert not Path("new").exists()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
 def test_list_and_show_tell_state_and_return(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

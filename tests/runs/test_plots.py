@@ -68,7 +68,7 @@ def test_svg_keeps_axis_labels_units_and_legend(tmp_path: Path) -> None:
 
 
 def test_losses_and_timing_are_drawn(tmp_path: Path) -> None:
-    assert picture(plots.losses(measured(), tmp_path / "a" / "losses.png", title="run")).size
+    assert picture(plots.losses(measured(), tmp_path / "losses.png", title="run")).size
     assert picture(plots.timing({"collector": 1.0, "learner": 3.0}, tmp_path / "timing.png")).size
 
 
@@ -116,6 +116,9 @@ def test_a_name_without_a_known_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write .*: there is no folder .*nowhere"):
+        plots.learning_curve({"ppo": [measured()]}, tmp_path / "nowhere" / "curve.png")
+    assert not (tmp_path / "nowhere").exists()
     with pytest.raises(UsageError, match="cannot write"):
         plots.learning_curve({"ppo": [measured()]}, tmp_path / "file" / "curve.png")
 
