@@ -21,8 +21,27 @@ REASONS: dict[int, str] = {
 }
 """Why a task or a run ended, by the signal that ended it; nothing is evaluated or filmed afterwards."""
 
+_last: int | None = None
 _REPEATED = (signal.SIGHUP, signal.SIGTERM)
 _REPEATED_SECONDS = 0.02
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Keep the signals from this thread, and from the processes that it starts until those `unblock` them.
+
+    So a signal for the whole process group cannot hit a process before it has said what it does with it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, REASONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock() -> None:
+    """Let the signals in that a parent process has `blocked`."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REASONS)
 
 
 class Terminated(SystemExit):
@@ -45,6 +64,11 @@ def number_of(reason: str | None) -> int | None:
     """Return the signal that a run's reason to end names; None for every other reason."""
     first = (reason or "").partition(" ")[0]
     return next((number for number, word in REASONS.items() if word == first), None)
+
+
+def last_heeded() -> int | None:
+    """Return the signal that this process heeded last, for what runs at its exit; None if there was none."""
+    return _last
 
 
 def exit_code(reason: str | None) -> int:
@@ -147,6 +171,8 @@ class Stop:
             raise _ending(number)
         if number in _REPEATED:
             number = self._without_repeats(number)
+        global _last
+        _last = number
         for stop in around:
             stop.number = number
             if stop._ask is not None:

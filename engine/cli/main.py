@@ -12,6 +12,7 @@ import click
 
 from engine import __version__
 from engine.errors import EngineError, did_you_mean
+from engine.signals import Terminated
 
 INTERRUPTED = 130
 
@@ -88,7 +89,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and leave: 0 ok, 1 failed, 2 usage, 3 configuration, 130 interrupted."""
+    """Run the command line and leave: 0 ok, 1 failed, 2 usage, 3 configuration, 130, 143, 129 by signals."""
     sys.exit(call(argv))
 
 
@@ -119,6 +120,9 @@ def call(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted")
         return INTERRUPTED
+    except Terminated as error:
+        _complain(str(error))
+        return 128 + error.number
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from engine.runs.folder import Run
 from engine.runs.progress import MODES
 from engine.runs.script import handing_over
 from engine.runs.summary import summary
+from engine.signals import Stop, Terminated, exit_code
 
 EXAMPLES = """\b
 Examples:
@@ -34,8 +37,9 @@ KEY=VALUE changes one value of the configuration; see `engine config show TARGET
 
 \b
 Ctrl-C ends the run after the iteration under way (with async_mode: after the slot) and
-saves everything (exit code 130); a second one ends it at once. Results go to stdout,
-progress and messages to stderr."""
+saves everything (exit code 130); a second one ends it at once. So do SIGTERM (143) and
+SIGHUP (129), which leave out pictures too. Results go to stdout, progress and messages to
+stderr."""
 
 
 @click.command(epilog=EXAMPLES)
@@ -70,25 +74,29 @@ def run(
     words = list(overrides)
     words += [f"seed={seed}"] if seed is not None else []
     words += [f"device={device}"] if device is not None else []
-    if is_script(target):
-        if dry_run or print_config:
-            option = "--dry-run" if dry_run else "--print-config"
-            raise UsageError(f"{option} needs a configuration or module:function; a script can only be run")
-        return run_script(Path(target), words, seed=seed or 0, name=name, run_dir=run_dir)
-    resolved = resolve(target, words)
-    if print_config:
-        click.echo(resolved.yaml(), nl=False)
-        return 0
-    experiment.check(resolved)
-    if dry_run:
-        _show_plan(resolved)
-        return 0
-    return train(resolved, words, name=name, run_dir=run_dir, progress=progress, given=target)
+    with Stop() as stop:
+        if is_script(target):
+            if dry_run or print_config:
+                option = "--dry-run" if dry_run else "--print-config"
+                raise UsageError(
+                    f"{option} needs a configuration or module:function; a script can only be run"
+                )
+            return run_script(Path(target), words, stop, seed=seed or 0, name=name, run_dir=run_dir)
+        resolved = resolve(target, words)
+        if print_config:
+            click.echo(resolved.yaml(), nl=False)
+            return 0
+        experiment.check(resolved)
+        if dry_run:
+            _show_plan(resolved)
+            return 0
+        return train(resolved, words, stop, name=name, run_dir=run_dir, progress=progress, given=target)
 
 
 def train(
     target: Target,
     words: list[str],
+    stop: Stop,
     *,
     progress: str,
     given: str,
@@ -96,30 +104,48 @@ def train(
     run_dir: str | None = None,
 ) -> int:
     """Make the folder, train, tell how it went; return the exit code."""
-    run = Run.create(
-        env=experiment.env_id(target),
-        algo=target.algo,
-        seed=int(getattr(target.config, "seed", 0)),
-        name=name,
-        run_dir=run_dir,
-        recipe=target.name,
-        target=given,
-    )
-    run.describe(config=target.yaml(), overrides=words)
-    click.echo(f"run folder: {run.path}", err=True)
-    run = experiment.train(target, run, progress=progress)
+    details = {"recipe": target.name, "target": given}
+    seed = int(getattr(target.config, "seed", 0))
+    with stop.held():
+        run = Run.create(
+            env=experiment.env_id(target),
+            algo=target.algo,
+            seed=seed,
+            name=name,
+            run_dir=run_dir,
+            **details,
+        )
+    with _described(run, stop):
+        run.describe(config=target.yaml(), overrides=words)
+        click.echo(f"run folder: {run.path}", err=True)
+        experiment.train(target, run, progress=progress)
     click.echo(summary(run))
-    return {"finished": 0, "interrupted": 130}.get(run.state, 1)
+    return run.exit_code
 
 
-def run_script(script: Path, words: list[str], *, seed: int, name: str | None, run_dir: str | None) -> int:
-    """Run a Python file as ``python x.py`` would, with a run folder and overrides to ask for."""
+@contextlib.contextmanager
+def _described(run: Run, stop: Stop) -> Iterator[None]:
+    """Write into run.json by which error the block ended, unless it has told more."""
+    try:
+        stop.check()
+        yield
+    except BaseException as error:
+        run.end_with(error)
+        raise
+
+
+def run_script(
+    script: Path, words: list[str], stop: Stop, *, seed: int, name: str | None, run_dir: str | None
+) -> int:
+    """Run a Python file as ``python x.py`` would, with a run folder and overrides to ask for.
+
+    Once a signal has asked it to end, a further `Task.run` of the script raises what ends it.
+    """
     given = configs.override(configs.Settings(), words)
-    run = Run.create(
-        env="script", algo=script.stem, seed=seed, name=name, run_dir=run_dir, target=str(script)
-    )
-    run.describe(config="", overrides=words)
-    click.echo(f"run folder: {run.path}", err=True)
+    with stop.held():
+        run = Run.create(
+            env="script", algo=script.stem, seed=seed, name=name, run_dir=run_dir, target=str(script)
+        )
 
     def configure(struct: type[Any]) -> Any:
         config = configs.convert(given, struct)
@@ -127,33 +153,36 @@ def run_script(script: Path, words: list[str], *, seed: int, name: str | None, r
         return config
 
     argv, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[0] = [str(script)], str(script.parent.resolve())
     code: int | str | None = 0
-    try:
-        with handing_over(run, configure) as handover:
-            runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as leaving:
-        code = leaving.code
-    except KeyboardInterrupt:
-        run.finish("interrupted", "interrupted")
-        raise
-    except BaseException as error:
-        run.finish("failed", f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        sys.argv, sys.path[:] = argv, path
+    with _described(run, stop):
+        run.describe(config="", overrides=words)
+        click.echo(f"run folder: {run.path}", err=True)
+        sys.argv, sys.path[0] = [str(script)], str(script.parent.resolve())
+        try:
+            with handing_over(run, configure) as handover:
+                runpy.run_path(str(script), run_name="__main__")
+        except Terminated:
+            raise
+        except SystemExit as leaving:
+            code = leaving.code
+        finally:
+            sys.argv, sys.path[:] = argv, path
     if isinstance(code, str):
         click.echo(code, err=True)
     number = code if isinstance(code, int) else 0 if code is None else 1
+    reason = f"the script left with {number}" if number else None
     if run.info["end"] is None:  # a recipe that ran in the folder may have said more already
-        run.finish("failed" if number else "finished", f"the script left with {number}" if number else None)
+        if stop.asked:
+            run.finish("interrupted", stop.reason)
+        else:
+            run.finish("failed" if number else "finished", reason)
     if words and not handover.configured:
         click.echo(
             f"warning: {script} never asked for its overrides, so {' '.join(words)} changed nothing; "
             "it reads them with engine.overrides(Config)",
             err=True,
         )
-    return number
+    return exit_code(stop.reason) if stop.asked else number
 
 
 def _show_plan(target: Target) -> None:

@@ -26,6 +26,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space, concatenate,
 
 from engine.envs.returns import Innermost
 from engine.errors import EnvError
+from engine.signals import blocked
 
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = f"import sys; sys.path.insert(0, {_ROOT!r}); from engine.envs.worker import main; main()"
@@ -121,14 +122,15 @@ class ProcessVectorEnv(GymVectorEnv):
         environment = {**dict.fromkeys(_ONE_THREAD, "1"), **os.environ}
         path = [entry or os.getcwd() for entry in sys.path]
         try:
-            for _ in self._makers:
-                worker = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=environment,
-                )
-                self._workers.append(worker)
+            with blocked():
+                for _ in self._makers:
+                    worker = subprocess.Popen(
+                        [sys.executable, "-c", _BOOT],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        env=environment,
+                    )
+                    self._workers.append(worker)
             for worker in self._workers:
                 self._write(worker, path)
             return self._ask({index: ("make", maker) for index, maker in enumerate(self._makers)})

@@ -11,7 +11,10 @@ import pickle
 import signal
 import sys
 import traceback
+from types import FrameType
 from typing import Any, BinaryIO
+
+from engine.signals import unblock
 
 
 def _failure(error: BaseException) -> tuple[str, BaseException | None, str, str]:
@@ -35,12 +38,23 @@ def _streams() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
+def _leave_signals_to(parent: int) -> None:
+    """Pay no heed to signals for the whole group, as the parent decides when to end; unless it is gone."""
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent:
+            os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Handlers: what an environment starts would inherit that they are ignored, and not be ended by them.
+        signal.signal(number, heard)
+    unblock()
+
+
 def main() -> None:
     """Serve one environment until told to close or until the parent is gone."""
-    # Ctrl-C reaches the whole terminal group, and service managers signal all processes of a job: it is the
-    # parent that decides when to end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _leave_signals_to(os.getppid())
     requests, replies = _streams()
 
     def reply(value: Any) -> None:

@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,6 +39,7 @@ from engine.runs.stations import describe
 from engine.runs.trackers import TensorBoard, Trackers
 from engine.runs.video import Video
 from engine.seeding import stream
+from engine.signals import REASONS, Stop, Terminated
 from engine.task import Task
 
 log = logging.getLogger(__name__)
@@ -54,8 +56,8 @@ FINAL_EPISODES = 20
 def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "auto") -> Run:
     """Train `recipe` in the folder of `run` and leave there everything that it is known for.
 
-    Returns the run with state ``finished``, or ``interrupted`` after a first Ctrl-C (everything
-    saved).  An error, or a second Ctrl-C, is written into run.json and raised.
+    Returns the run with state ``finished``, or ``interrupted`` after a first Ctrl-C, SIGTERM or SIGHUP
+    (everything saved).  An error, or a second signal, is written into run.json and raised.
 
     A recipe of the user's own may leave `watch` out, or watch no policy (None); then metrics are
     recorded, and policies and their evaluation are its own affair.
@@ -65,7 +67,8 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
     with (
         logging_to(run.file("logs/main-0.jsonl")),
         Progress(progress, total, title) as display,  # type: ignore[arg-type]
-        _told(run),
+        Stop() as stop,
+        _told(run, stop),
     ):
         recorders: list[Recorder] = []
 
@@ -76,7 +79,9 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             return recorders[0]
 
         watched = "watch" in inspect.signature(recipe).parameters
-        with built(recipe, config, **({"watch": watch} if watched else {})) as task:
+        task = built(recipe, config, **({"watch": watch} if watched else {}))
+        # From here on the first signal lets what is under way end in order, so that it is saved and closed.
+        with stop.held(), task:
             if not recorders:
                 if watched:
                     raise UsageError(f"{_name(recipe)} did not use the `watch` that it was given")
@@ -95,18 +100,28 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             if threads is not None:
                 display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")
             ctx = task.run()
-            interrupted = task.finish_reason == "interrupted"
-            if judged and not interrupted:
-                _evaluate_last(config, recorder, ctx)
+            stopped = task.finish_reason if task.finish_reason in REASONS.values() else stop.reason
+            if judged and stopped is None:
+                _evaluate_last(config, recorder, ctx, give_up=lambda: stop.asked)
             recorder.write(ctx)
             recorder.save_last()
             display.settle()
             # Now, as closing lets go of what an interrupt left in flight, and counts its env steps.
             result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
-        _draw(run, config, recorder)
-        if judged and not interrupted:
-            result |= _examine(run, config, recorder.policy, display)
-        run.finish("interrupted" if interrupted else "finished", task.finish_reason, result=result)
+        stopped = stopped or stop.reason
+        try:
+            if stopped is None or stopped == REASONS[signal.SIGINT]:
+                _draw(run, config, recorder)
+            if judged and stopped is None:
+                result |= _examine(run, config, recorder.policy, display)
+        except (KeyboardInterrupt, Terminated):
+            if stop.insisted or not stop.asked:
+                raise
+        with stop.held():
+            stopped = stopped or stop.reason
+            if judged and stopped is not None:
+                display.message("the closing examination and its film are left out")
+            run.finish("interrupted" if stopped else "finished", stopped or task.finish_reason, result=result)
     return run
 
 
@@ -132,12 +147,16 @@ def notes(task: Task) -> list[str]:
 
 
 @contextlib.contextmanager
-def _told(run: Run) -> Iterator[None]:
+def _told(run: Run, stop: Stop) -> Iterator[None]:
     """Write into run.json how it ended, when it ends in an error."""
     try:
         yield
-    except KeyboardInterrupt:
-        run.finish("interrupted", "interrupted at once: what came after the last evaluation is not saved")
+    except (KeyboardInterrupt, Terminated) as error:
+        if stop.asked and not stop.insisted:  # nothing had begun that could have been saved
+            run.end_with(error)
+            raise
+        reason = REASONS[error.number if isinstance(error, Terminated) else signal.SIGINT]
+        run.finish("interrupted", f"{reason} at once: what came after the last evaluation is not saved")
         saved = run.path / "policies"
         where = (
             f"the policies of the last evaluations are in {saved}"
@@ -293,7 +312,7 @@ def _without_screen() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any) -> None:
+def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any, *, give_up: Callable[[], bool]) -> None:
     """Evaluate where the run ended, unless that was just done."""
     if "eval/return_mean" in ctx.metrics:
         return
@@ -304,7 +323,8 @@ def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any) -> None:
     with make_evaluation_env(config) as env:
         # The episodes after those of the regular evaluations.
         env.reset(episode=1_000_000)
-        evaluate(recorder.policy, actor, env, num_episodes=config.evaluate.episodes)(detached)
+        episodes = config.evaluate.episodes
+        evaluate(recorder.policy, actor, env, num_episodes=episodes, give_up=give_up)(detached)
     recorder(detached)
 
 

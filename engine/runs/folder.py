@@ -35,6 +35,7 @@ from engine.errors import EngineError, UsageError, did_you_mean
 from engine.runs import surroundings
 from engine.runs.files import claim, write_text
 from engine.runs.metrics import Metrics, read_metrics
+from engine.signals import REASONS, Terminated, exit_code
 
 STATES = ("running", "finished", "interrupted", "failed")
 _FREE_BYTES = 32 << 20
@@ -150,6 +151,13 @@ class Run:
         return state
 
     @property
+    def exit_code(self) -> int:
+        """What a command leaves with: 0 finished, 130 interrupted (143 by SIGTERM, 129 by SIGHUP), else 1."""
+        if self.state == "interrupted":
+            return exit_code(self.info.get("stop_reason"))
+        return 0 if self.state == "finished" else 1
+
+    @property
     def result(self) -> dict[str, Any]:
         """What the run achieved, as far as it said."""
         return dict(self.info.get("result") or {})
@@ -164,6 +172,17 @@ class Run:
         if state not in STATES:
             raise ValueError(f"state must be one of {', '.join(STATES)}, got {state!r}")
         self.update(state=state, stop_reason=stop_reason, end=_now(), **fields)
+
+    def end_with(self, error: BaseException) -> None:
+        """Write that the run ended by `error`, unless how it ended is written already."""
+        if self.info.get("end") is not None:
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self.finish("interrupted", "interrupted")
+        elif isinstance(error, Terminated):
+            self.finish("interrupted", REASONS[error.number])
+        else:
+            self.finish("failed", f"{type(error).__name__}: {error}")
 
     def describe(self, *, config: str, overrides: Sequence[str] = (), pipeline: str | None = None) -> None:
         """Write the resolved configuration (YAML), the overriding words, and the graph (Mermaid)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from engine.runs.folder import Run
+from engine.signals import Terminated, last_heeded
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -69,12 +71,13 @@ def _end(path: Path, pid: int) -> None:
     if run.info.get("end") is not None:
         return
     error = getattr(sys, "last_value", None)  # what the interpreter has shown a traceback of
-    if error is None:
+    number = last_heeded()
+    if error is None and number in (signal.SIGTERM, signal.SIGHUP):
+        run.end_with(Terminated(number))
+    elif error is None:
         run.finish("finished")
-    elif isinstance(error, KeyboardInterrupt):
-        run.finish("interrupted", "interrupted")
     else:
-        run.finish("failed", f"{type(error).__name__}: {error}")
+        run.end_with(error)
 
 
 def overrides(config: type[S]) -> S:

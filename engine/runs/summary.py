@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from engine.runs.folder import Run
+from engine.signals import REASONS, name_of, number_of
 
 
 def summary(run: Run) -> str:
@@ -15,8 +16,9 @@ def summary(run: Run) -> str:
     result = run.result
     command = command_name()
     reason = run.info.get("stop_reason")
-    if run.state == "interrupted" and reason == "interrupted":
-        reason = "by Ctrl-C; everything up to there is saved"
+    number = number_of(reason)
+    if run.state == "interrupted" and number is not None and reason == REASONS[number]:
+        reason = f"by {name_of(number)}; everything up to there is saved"
     lines = [f"{run.state}: {reason}"]
     if "return_mean" in result:
         lines.append(

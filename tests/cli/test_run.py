@@ -192,6 +192,57 @@ def test_first_interrupt_saves_and_exits_130(async_mode: str, unit: str, elsewhe
     assert Run.open("exact").state == "interrupted"
 
 
+def test_a_signal_for_the_whole_group_ends_a_run_whose_environments_are_processes(elsewhere: Path) -> None:
+    words = ["run", "ppo/cartpole", *SHORT, "stop.env_step=10_000_000", "evaluate.every=1_000_000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine.cli.main", *words, "env.vectorization=process", "--run-dir", "exact"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        process_group=0,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "env steps" in line:
+            break
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)  # to the end of stderr, which the environments have too
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    run = Run.open("exact")
+    assert (run.state, run.info["stop_reason"]) == ("interrupted", "sigterm")
+    assert run.result["env_step"] == run.metrics().rows[-1]["env_step"] > 0
+    assert (run.path / "policies/last/policy.safetensors").is_file()
+    assert not (run.path / "plots").exists()
+
+
+RUNS_TWICE = """
+import os
+from engine import Task
+with Task() as task:
+    task.use(lambda ctx: os.kill(os.getpid(), {number}))
+    print(task.run(max_step=9).total_step, task.finish_reason, flush=True)
+    print(task.run(max_step=9).total_step, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "code"), [(15, "sigterm", 143), (1, "sighup", 129), (2, "interrupted", 130)]
+)
+@pytest.mark.parametrize("lines", [5, 6, 7])
+def test_a_script_that_was_asked_to_end_begins_no_further_run(
+    lines: int, number: int, reason: str, code: int, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With five lines the script is killed outside of a task, with six it ends, with seven it goes on."""
+    text = RUNS_TWICE.strip().format(number=number).splitlines()[:lines]
+    Path("x.py").write_text("\n".join(text if lines > 5 else [text[0], f"os.kill(os.getpid(), {number})"]))
+    assert call(["run", "x.py", "--run-dir", "one"]) == code
+    assert capsys.readouterr().out == ("" if lines == 5 else f"1 {reason}\n")
+    run = Run.open("one")
+    assert (run.state, run.info["stop_reason"]) == ("interrupted", reason)
+
+
 SCRIPT = """
 import sys
 import msgspec

@@ -8,10 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import msgspec
+import numpy as np
 import pytest
 
-from engine import OnlineContext, Task
+from engine import OnlineContext, Task, seeding
 from engine.envs.config import EnvConfig
 from engine.errors import UsageError
 from engine.policies.config import PPOConfig
@@ -20,6 +22,7 @@ from engine.recipes.config import EvaluateConfig, StopConfig
 from engine.recipes.experiment import built, run_experiment
 from engine.recipes.ppo import PPORun, ppo
 from engine.runs.folder import Run
+from engine.signals import REASONS, Terminated
 
 MODES = pytest.mark.parametrize("async_mode", [False, True], ids=["in order", "overlapped"])
 HEADER = "overlapped: 2 stations, at most 2 iterations in flight"
@@ -107,6 +110,76 @@ def test_a_run_interrupted_before_anything_is_complete_leaves_what_there_is(tmp_
     assert run.state == "interrupted"
     assert run.metrics().rows == []
     assert {path.name for path in (run.path / "plots").iterdir()} == {"nothing-to-draw.txt", "timing.png"}
+
+
+class Killing(gymnasium.Env[Any, Any]):
+    """Episodes of five steps; the one with the seed `at` sends its process a signal in its second step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, at: int, number: int, times: int = 1) -> None:
+        self.at, self.number, self.times = at, number, times
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seed, self.steps = seed, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.seed == self.at and self.steps == 2:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+        return np.zeros(2, np.float32), 1.0, self.steps == 5, False, {}
+
+
+def killed(path: Path, episode: int, number: int, *, role: str = "evaluate", times: int = 1) -> Run:
+    at = seeding.integer(0, "episode", episode, role=role)
+    config = msgspec.structs.replace(
+        short(False),
+        env=EnvConfig(
+            id=f"{__name__}:Killing", num_envs=4, kwargs={"at": at, "number": number, "times": times}
+        ),
+        evaluate=EvaluateConfig(every=192, episodes=2),
+    )
+    return run_experiment(ppo, config, run=folder(path), progress="off")
+
+
+COLLECTING, EVALUATING, CLOSING, EXAMINING = 3, 1, 1_000_003, 2_000_003
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "episode", "env_step"),
+    [
+        (signal.SIGTERM, 143, COLLECTING, 64),
+        (signal.SIGHUP, 129, EVALUATING, 192),
+        (signal.SIGTERM, 143, CLOSING, 256),
+        (signal.SIGINT, 130, EXAMINING, 256),
+    ],
+)
+def test_a_signal_at_any_time_ends_the_run_with_everything_saved_and_nothing_more_played(
+    number: int, code: int, episode: int, env_step: int, tmp_path: Path
+) -> None:
+    role = "main" if episode == COLLECTING else "evaluate"
+    run = killed(tmp_path / "run", episode, number, role=role)
+    assert (run.state, run.info["stop_reason"], run.exit_code) == ("interrupted", REASONS[number], code)
+    assert run.result == {"env_step": env_step, "train_iter": env_step // 64}
+    rows = run.metrics().rows
+    assert rows[-1]["env_step"] == env_step
+    played = [row["env_step"] for row in rows if "eval/return_mean" in row]
+    assert played == {CLOSING: [192], EXAMINING: [192, 256]}.get(episode, [])
+    assert (run.path / "policies" / "last" / "policy.safetensors").is_file()
+    assert not (run.path / "videos").exists()
+    assert (run.path / "plots").exists() == (number == signal.SIGINT)
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(Terminated):
+        killed(tmp_path / "run", 3, signal.SIGTERM, role="main", times=2)
+    run = Run.open(tmp_path / "run")
+    assert (run.state, run.exit_code) == ("interrupted", 143)
+    assert run.info["stop_reason"].startswith("sigterm at once")
+    assert not (run.path / "policies").exists()
 
 
 @MODES

@@ -38,9 +38,20 @@ def test_what_the_command_left_is_handed_over_for_its_time_only(tmp_path: Path) 
     assert overrides(Settings).seed == 0
 
 
+TERMINATED = """import os
+with engine.Task() as task:
+    task.use(lambda ctx: os.kill(os.getpid(), 15)).run()
+"""
+
+
 @pytest.mark.parametrize(
     ("last_line", "state"),
-    [("", "finished"), ("raise ValueError('boom')", "failed"), ("run.finish('interrupted')", "interrupted")],
+    [
+        ("", "finished"),
+        ("raise ValueError('boom')", "failed"),
+        ("run.finish('interrupted')", "interrupted"),
+        (TERMINATED, "interrupted"),
+    ],
 )
 def test_a_script_under_plain_python_says_how_it_ended(tmp_path: Path, last_line: str, state: str) -> None:
     script = tmp_path / "mine.py"
@@ -50,3 +61,4 @@ def test_a_script_under_plain_python_says_how_it_ended(tmp_path: Path, last_line
     run = Run.open("latest", root=tmp_path / "runs")
     assert run.state == state
     assert ("boom" in str(run.info["stop_reason"])) == (state == "failed")
+    assert (run.info["stop_reason"] == "sigterm") == (last_line == TERMINATED)

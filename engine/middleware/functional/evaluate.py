@@ -41,15 +41,23 @@ def run_episodes(
     return sorted(episodes, key=lambda episode: episode.id)
 
 
-def evaluate(policy: Policy, actor: Actor, env: VectorEnv, *, num_episodes: int) -> Middleware:
+def evaluate(
+    policy: Policy,
+    actor: Actor,
+    env: VectorEnv,
+    *,
+    num_episodes: int,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Middleware:
     """Play episodes with the policy's present weights, deterministically, in environments of its own.
 
     Touches neither training statistics nor random streams: `actor` is a copy that only takes
     the likeliest action, and `env` has its own seeds.
 
     Writes: ctx.metrics["eval/return_mean"], ["eval/return_std"], ["eval/length_mean"] and
-    ["eval/episodes"]; nothing when the task begins to finish while they are played.  An evaluation
-    that begins later belongs to an iteration that completes, and is played to its end.
+    ["eval/episodes"]; nothing once ``give_up()``, or when the task begins to finish while they are
+    played.  An evaluation that begins later belongs to an iteration that completes, and is played to
+    its end.
     """
     if num_episodes < 1:
         raise UsageError(f"num_episodes is at least 1, not {num_episodes}")
@@ -57,7 +65,11 @@ def evaluate(policy: Policy, actor: Actor, env: VectorEnv, *, num_episodes: int)
     def evaluate(ctx: Any) -> None:
         actor.load(policy)
         already = ctx.finishing
-        episodes = run_episodes(actor.act, env, num_episodes, give_up=lambda: not already and ctx.finishing)
+
+        def ends() -> bool:
+            return give_up() or (not already and ctx.finishing)
+
+        episodes = run_episodes(actor.act, env, num_episodes, give_up=ends)
         if len(episodes) == num_episodes:
             returns = np.array([episode.return_ for episode in episodes])
             ctx.metrics["eval/return_mean"] = float(returns.mean())
