@@ -20,7 +20,11 @@ class ActorCriticModel(Protocol):
 
     `obs` is a tensor (B, ...) or nested dicts of them (Dict and Tuple spaces), as the environment
     gives it: integers and uint8 included.  For MultiDiscrete actions the logits of all
-    components stand side by side: (B, sum of sizes).
+    components stand side by side: (B, sum of sizes); a logit of -inf rules an action out.
+
+    `obs` must be left as it is, and nothing kept from one call to the next: models that work in place
+    on it, and recurrent ones, are refused.  Dropout and batch normalisation are warned of: with them
+    probability ratios do not start at 1.
     """
 
     def policy(self, obs: Any) -> Parameters:

@@ -16,7 +16,8 @@ class QModel(Protocol):
     """What DQN asks of a model: any `nn.Module` that maps observations to values of actions.
 
     `obs` is a tensor (B, ...) or nested dicts of them (Dict and Tuple spaces), as the environment
-    gives it: integers and uint8 included.
+    gives it: integers and uint8 included.  It must be left as it is, and nothing kept from one call
+    to the next: models that work in place on it, and recurrent ones, are refused.
     """
 
     def __call__(self, obs: Any) -> torch.Tensor:

@@ -14,12 +14,12 @@ from engine.errors import ConfigError
 from engine.nets.actor_critic import ActorCritic
 from engine.nets.encoders import encoder
 from engine.ops.arrays import namespace
-from engine.policies.base import TorchPolicy, flatten, weights_of, zero_observations
+from engine.policies.base import TorchPolicy, flatten, weights_of
 from engine.policies.config import ActorCriticConfig
-from engine.policies.device import leaf_map
 from engine.policies.forward import policy_forward, value_forward
 from engine.policies.heads import Gaussian, head_for
 from engine.policies.noise import Noise
+from engine.policies.own_model import try_model, warn_of_ratios
 from engine.policies.spaces import Space
 from engine.types import Arrays
 
@@ -183,16 +183,14 @@ def mean_rows(rows: Sequence[Any]) -> list[float]:
 
 def _check(model: nn.Module, observation_space: Space, outputs: int, gaussian: bool) -> None:
     """Raise `ConfigError` unless a model of the user's own answers as the algorithm expects."""
-    place = next(iter(model.parameters()), torch.zeros(())).device
-    obs = leaf_map(lambda leaf: leaf.to(place), zero_observations(observation_space, 2))
     name = type(model).__name__
     for method in ("policy", "value"):
         if not callable(getattr(model, method, None)):
             raise ConfigError(
                 f"{name} has no method {method}(obs); see engine.nets.actor_critic.ActorCriticModel"
             )
-    with torch.no_grad():
-        out, value = model.eval()(obs)
+    calls = (lambda m, obs: m.policy(obs), lambda m, obs: m.value(obs), lambda m, obs: m(obs))
+    *_, (out, value) = try_model(model, observation_space, calls)
     found = [tuple(o.shape) for o in (out if isinstance(out, tuple) else (out,))]
     expected = [(2, outputs)] * (2 if gaussian else 1)
     if found != expected or tuple(value.shape) != (2,):
@@ -200,3 +198,4 @@ def _check(model: nn.Module, observation_space: Space, outputs: int, gaussian: b
             f"for 2 observations {name} gave policy outputs of shapes {found} and values of "
             f"{tuple(value.shape)}; expected {expected} and (2,)"
         )
+    warn_of_ratios(model, observation_space, lambda m, obs: m(obs)[0])

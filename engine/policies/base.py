@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,15 @@ from engine.tree import check_names, plain
 from engine.types import Arrays
 
 _BUILDING = threading.Lock()
+
+
+@contextmanager
+def own_torch_stream(seed: int) -> Iterator[None]:
+    """Seed torch's global generator for this block; behind it, it goes on as if nothing had been drawn."""
+    # There is one for all threads, and roles may run in threads.
+    with _BUILDING, torch.random.fork_rng(devices=[]):
+        seed_torch(seed)
+        yield
 
 
 class TorchPolicy:
@@ -56,9 +66,7 @@ class TorchPolicy:
         self.version = 0
         self.custom_model = model is not None
         if model is None:
-            # Torch's global generator is one for all threads, and roles may run in threads.
-            with _BUILDING, torch.random.fork_rng(devices=[]):
-                seed_torch(seed)
+            with own_torch_stream(seed):
                 model = build()
         self.model = model.to(self.device).eval()
         self._weights = flatten(self.model)
@@ -197,15 +205,6 @@ def flatten(model: nn.Module) -> FlatParameters:
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of a module's parameters and buffers by name, on CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-
-
-def zero_observations(space: Space, rows: int) -> Any:
-    """Return a batch of the plainest observations of `space`, as tensors, to try a model on."""
-    parts = parts_of(space)
-    if parts is not None:
-        return {name: zero_observations(part, rows) for name, part in parts.items()}
-    start = getattr(space, "start", 0)
-    return torch.as_tensor(np.zeros((rows, *(space.shape or ())), space.dtype) + start)
 
 
 def _as_numpy(leaf: Any) -> Any:

@@ -18,11 +18,11 @@ from engine.nets.encoders import encoder
 from engine.nets.q_network import QNetwork
 from engine.ops.arrays import namespace
 from engine.ops.dqn import dqn_gradient, dqn_target
-from engine.policies.base import TorchPolicy, flatten, weights_of, zero_observations
+from engine.policies.base import TorchPolicy, flatten, weights_of
 from engine.policies.config import DQNConfig
-from engine.policies.device import leaf_map
 from engine.policies.forward import q_forward
 from engine.policies.noise import Noise, uniform
+from engine.policies.own_model import try_model
 from engine.policies.spaces import Space, discrete_actions
 from engine.types import Arrays
 
@@ -244,9 +244,7 @@ def _mean(x: Any) -> float:
 
 def _check(model: nn.Module, observation_space: Space, actions: int) -> None:
     """Raise `ConfigError` unless a model of the user's own answers as the algorithm expects."""
-    place = next(iter(model.parameters()), torch.zeros(())).device
-    with torch.no_grad():
-        out = model.eval()(leaf_map(lambda leaf: leaf.to(place), zero_observations(observation_space, 2)))
+    (out,) = try_model(model, observation_space, [lambda m, obs: m(obs)])
     if tuple(getattr(out, "shape", ())) != (2, actions):
         found = getattr(out, "shape", out)
         raise ConfigError(f"for 2 observations {type(model).__name__} gave {found}; expected (2, {actions})")
