@@ -7,14 +7,17 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 
@@ -33,24 +36,34 @@ class Finding(NamedTuple):
 EXAMPLES = """\b
 Examples:
   engine doctor
-  engine doctor --json      (for a bug report)
+  engine doctor --json                   (for a bug report)
+  engine doctor --env my_module:MyEnv    (an environment of your own)
 
 \b
-Exits with 1 when something is broken that every run needs."""
+Exits with 1 when something is broken that every run needs; with --env, when the environment is."""
 
 
 @click.command(epilog=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool) -> int:
-    """Check this machine, and say what to do about what is missing."""
+@click.option(
+    "--env",
+    "env_id",
+    metavar="ID",
+    help="Check an environment instead: gymnasium's own checker, then 100 steps as a run takes them.",
+)
+def doctor(as_json: bool, env_id: str | None) -> int:
+    """Check this machine, or an environment, and say what to do about what is wrong."""
     findings: list[Finding] = []
-    for check in CHECKS:
+    checks = CHECKS if env_id is None else tuple(partial(check, env_id) for check in ENV_CHECKS)
+    for check in checks:
         for finding in _safely(check):
             findings.append(finding)
             if not as_json:
                 click.echo(f"{finding.mark:<4}  {finding.name:<12} {finding.text}")
                 if finding.fix:
                     click.echo(f"      {'':<12} -> {finding.fix}")
+        if env_id is not None and findings[-1].name == "spaces":
+            break  # it cannot even be made
     broken = any(finding.mark == "fail" for finding in findings)
     if as_json:
         click.echo(json.dumps({"ok": not broken, "checks": [finding._asdict() for finding in findings]}))
@@ -62,7 +75,9 @@ def _safely(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:  # whatever a broken installation raises belongs into the report
-        yield Finding(check.__name__.removeprefix("_"), "fail", f"{type(error).__name__}: {error}")
+        name = check.func.__name__ if isinstance(check, partial) else check.__name__
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        yield Finding(name.removeprefix("_"), "fail", said)
 
 
 def _python() -> Iterator[Finding]:
@@ -170,6 +185,67 @@ def _writing() -> Iterator[Finding]:
         yield Finding(name, "warn" if low else "ok", text, fix if low else "")
 
 
+def _spaces(env_id: str) -> Iterator[Finding]:
+    """Whether it can be made, and what a policy would see and do."""
+    from engine.envs.config import EnvConfig
+    from engine.envs.make import check_env
+
+    observation, action = check_env(EnvConfig(id=env_id))
+    yield Finding("observation", "ok", str(observation))
+    yield Finding("action", "ok", str(action))
+
+
+def _gymnasium(env_id: str) -> Iterator[Finding]:
+    """What gymnasium's own checker says of the innermost environment."""
+    import warnings
+
+    from gymnasium.utils.env_checker import check_env
+
+    from engine.envs.make import EnvMaker
+
+    made = EnvMaker(env_id)()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_env(made.unwrapped, skip_render_check=True)
+    finally:
+        made.close()
+    said = list(dict.fromkeys(_plain(str(warning.message)) for warning in caught))
+    for text in said:
+        yield Finding("gymnasium", "warn", text, "see https://gymnasium.farama.org/api/env")
+    yield Finding("gymnasium", "ok", "its checker finds " + ("nothing worse" if said else "nothing wrong"))
+
+
+def _steps(env_id: str) -> Iterator[Finding]:
+    """Step it as a run does, with random actions."""
+    import numpy as np
+
+    from engine.envs.make import make_env
+
+    with make_env(env_id, vectorization="sync") as env:
+        env.reset()
+        actions = env.env.single_action_space
+        actions.seed(0)
+        episodes: list[Any] = []
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            action = np.asarray(actions.sample()) - getattr(actions, "start", 0)
+            episodes += env.step(action[None]).episodes
+        seconds = time.perf_counter() - start
+    text = f"{STEPS} random steps, {STEPS / seconds:,.0f} a second"
+    if episodes:
+        mean = sum(episode.return_ for episode in episodes) / len(episodes)
+        text += f"; {len(episodes)} episodes ended, mean return {mean:.4g}"
+    else:
+        text += "; no episode ended"
+    yield Finding("steps", "ok", text)
+
+
+def _plain(text: str) -> str:
+    """A warning of gymnasium's in one line, without its colours."""
+    return " ".join(re.sub(r"\x1b\[\d+m", "", text).removeprefix("WARN: ").split())
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
@@ -178,3 +254,5 @@ def _version(package: str) -> str:
 
 
 CHECKS = (_python, _packages, _torch, _environment, _extras, _display, _film, _writing)
+ENV_CHECKS = (_spaces, _gymnasium, _steps)
+STEPS = 100

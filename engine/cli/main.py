@@ -30,7 +30,10 @@ COMMANDS = {
     "list": ("engine.cli.listing:list_all", "List configurations and runs."),
     "show": ("engine.cli.listing:show", "Tell what a run is and how it went."),
     "config": ("engine.cli.config:config", "Look at configurations."),
-    "doctor": ("engine.cli.doctor:doctor", "Check this machine, and say what to do about what is missing."),
+    "doctor": (
+        "engine.cli.doctor:doctor",
+        "Check this machine, or an environment, and say what to do about what is wrong.",
+    ),
     "new": ("engine.cli.new:new", "Write a first version of your own code, with a test that passes."),
 }
 

@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from engine.envs.config import EnvConfig, Vectorization
+from engine.envs.contract import watch_first_calls
 from engine.envs.find import Found, Wrapper, find_env, find_wrapper, import_plugins, missing, newer, quiet
 from engine.envs.process import ProcessVectorEnv
 from engine.envs.returns import count_innermost
@@ -83,6 +84,7 @@ class EnvMaker:
         except EnvError:
             env.close()
             raise
+        watch_first_calls(env, found.name)
         return count_innermost(env, made)
 
 

@@ -19,6 +19,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorWrapper as GymVectorWrapper
 
+from engine.envs.contract import Watched
+
 _HARMLESS = frozenset(
     f"gymnasium.{name}"
     for name in (
@@ -68,7 +70,10 @@ class Innermost:
 
     def earn(self, reward: Any) -> None:
         """Count the reward of one step."""
-        self.so_far += float(reward)
+        try:
+            self.so_far += float(reward)
+        except TypeError:  # an array, which a wrapper has to make a number of
+            self.so_far += float(np.sum(reward))
         self._steps += 1
 
     def restart(self) -> None:
@@ -170,8 +175,10 @@ def _layers(env: Any) -> tuple[list[Any], Any]:
 
 def _alters(layer: Any, *, limited: bool) -> bool:
     """Whether a wrapper may change rewards or ends, as far as its class tells; a time limit if `limited`."""
-    if not vars(layer).keys().isdisjoint(("step", "reset")):
-        return True  # replaced on the instance
+    for key in ("step", "reset"):
+        replaced = vars(layer).get(key)  # on the instance, by the user or to watch it
+        if replaced is not None and not isinstance(getattr(replaced, "__self__", None), Watched):
+            return True
     for method in (type(layer).step, type(layer).reset):
         if f"{method.__module__}.{method.__qualname__.rpartition('.')[0]}" not in _HARMLESS:
             return True

@@ -22,6 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from engine import seeding
+from engine.envs.contract import watch_first_calls
 from engine.envs.process import ProcessVectorEnv
 from engine.envs.returns import innermost_of
 from engine.envs.spaces import (
@@ -110,6 +111,7 @@ class VectorEnv:
         refuse_running_statistics(env, self.name)
         if isinstance(env.unwrapped, SyncVectorEnv):
             refuse_running_statistics(env.unwrapped.envs[0], self.name)
+            watch_first_calls(env.unwrapped.envs[0], self.name)
         check_observation_space(env.single_observation_space, self.name)
         check_action_space(env.single_action_space, self.name)
         self.single_observation_space: Any = named(env.single_observation_space)
@@ -203,6 +205,8 @@ class VectorEnv:
             blame(error, self.name)
             raise
         self._obs = self._read(raw)
+        if not self._steps:
+            self._check_rows("observation", named(self.env.single_observation_space), self._obs)
         return self._obs
 
     def step(self, action: Any) -> Step:
@@ -216,6 +220,9 @@ class VectorEnv:
             blame(error, self.name)
             raise
         self._steps += 1
+        if self._steps == 1:
+            for what, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+                self._check_rows(what, None, rows)
         # Copies throughout: environments may write the next step into the same buffers.
         obs = self._read(raw)
         self._returns += reward
@@ -256,6 +263,19 @@ class VectorEnv:
     def _check_open(self) -> None:
         if self.closed:
             raise EnvError(f"{self.name} is closed")
+
+    def _check_rows(self, what: str, space: Any, rows: Any) -> None:
+        """Raise `EnvError` unless there is one row for each environment, as a vectorised class must give."""
+        if isinstance(space, spaces.Dict):
+            for key, inner in space.spaces.items():
+                self._check_rows(f"{what} {key}", inner, rows[key])
+            return
+        shape = (self.num_envs, *(() if space is None else space.shape))
+        if np.shape(rows) != shape:
+            raise EnvError(
+                f"{type(self.env.unwrapped).__name__} gave the {what} of {self.num_envs} environments "
+                f"in the shape {np.shape(rows)}, expected {shape}"
+            )
 
     def _start_episode(self, index: int) -> None:
         """Number the next episode, which environment `index` plays."""
