@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRAINING, EVALUATION = "collect/return_mean", "eval/return_mean"
+_LENGTH = "collect/length_mean"  # written by what writes TRAINING as a mean over its window of episodes
+_VERSION = "train/version"
+WINDOW = 100
+"""Episodes of which the return while training is the mean; a test holds it against the collector's."""
+_ROUNDING = 1e-9  # of a mean of equal numbers
 FORMATS = (".png", ".svg", ".pdf")
 PICTURES = ("learning_curve.png", "losses.png", "timing.png")
 """What a run draws at its end."""
@@ -47,9 +52,10 @@ def learning_curve(
 ) -> Path:
     """Draw one curve for each label; several seeds of a label become their mean and a band of one deviation.
 
-    Without `y` the curve is the return while training, with evaluations as points (the best is marked where
-    there is one run only). `x` is ``env_step``, ``time``, ``train_iter`` or any key. `threshold` is drawn as
-    a dashed line. The format follows the suffix. Raises EngineError when no run holds the wanted key.
+    Without `y` the curve is the return while training, with evaluations as points (the best is marked if
+    there is one run only) or, of several seeds, as a mean and a band too.  `x` is ``env_step``, ``time``,
+    ``train_iter`` or any key.  `threshold` is drawn as a dashed line.  The format follows the suffix.  Raises
+    EngineError if no run holds the wanted key.
     """
     figure = _figure(7.6, 4.4)
     axes = figure.subplots()
@@ -63,8 +69,8 @@ def learning_curve(
         spread = f", mean ± std of {len(seeds)} runs" if len(seeds) > 1 else ""
         what = f"{label}, training" if y is None else label
         drawn |= _draw_lines(axes, lines, color, f"{what}{spread}")
-        shade = _COLORS[1] if one else color
-        drawn |= _draw_points(axes, points, shade, f"{label}, evaluation", mark_best=one)
+        shade = _COLORS[1] if len(runs) == 1 else color
+        drawn |= _draw_points(axes, points, shade, f"{label}, evaluation{spread}", mark_best=one)
     if not drawn:
         known = sorted({key for seeds in runs.values() for metrics in seeds for key in metrics.names()})
         wanted = y or f"{TRAINING} or {EVALUATION}"
@@ -80,19 +86,23 @@ def learning_curve(
             threshold, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=f"solved at {threshold:g}"
         )
     axes.set_xlabel(f"time ({unit[0]})" if x == "time" else _AXES.get(x, x))
-    axes.set_ylabel("return (mean of episodes)" if y is None else y)
+    axes.set_ylabel(_return_label(runs) if y is None else y)
     _finish(axes, title)
     axes.legend(frameon=False, fontsize=9, loc="best")
     return _save(figure, path)
 
 
 def losses(metrics: Metrics, path: Path, *, title: str = "") -> Path:
-    """Draw every ``train/`` scalar over env steps, each in a small plot of its own."""
-    keys = [
-        key for key in metrics.names() if key.startswith("train/") and _series(metrics, key, "env_step")[0]
-    ]
-    if not keys:
+    """Draw every ``train/`` scalar that changes over env steps, each in a small plot of its own.
+
+    The version of the weights, which only counts the updates, is left out.
+    """
+    found = [key for key in metrics.names() if key.startswith("train/")]
+    if not found:
         raise EngineError("nothing to draw: the run holds no train/ scalars")
+    keys = [key for key in found if key != _VERSION and _changes(_series(metrics, key, "env_step")[1])]
+    if not keys:
+        raise EngineError(f"nothing to draw: no train/ scalar of the run changes ({', '.join(found)})")
     keys.sort(key=lambda key: (not key.startswith("train/loss"), key))
     columns = min(3, len(keys))
     rows = math.ceil(len(keys) / columns)
@@ -185,14 +195,30 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
+def _return_label(runs: Mapping[str, Sequence[Metrics]]) -> str:
+    """What the return while training is a mean of, if it is the collector's window in every run."""
+    known = all(_LENGTH in metrics.names() for seeds in runs.values() for metrics in seeds if metrics.rows)
+    return f"return (mean of the last {WINDOW} episodes)" if known else "return"
+
+
+def _changes(values: Sequence[float]) -> bool:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return False
+    least, most = min(finite), max(finite)
+    return most - least > _ROUNDING * max(abs(least), abs(most))
+
+
 def _draw_lines(axes: Axes, lines: list[tuple[list[float], list[float]]], color: str, label: str) -> bool:
     lines = [line for line in lines if line[0]]
-    if len(lines) == 1:
-        axes.plot(*lines[0], color=color, linewidth=1.7, label=label)
-    elif lines:
-        grid, mean, deviation = _band(lines)
+    band = _band(lines) if len(lines) > 1 else None
+    if band is None:
+        for index, line in enumerate(lines):
+            axes.plot(*line, color=color, linewidth=1.7, label="" if index else label)
+    else:
         for line in lines:
             axes.plot(*line, color=color, linewidth=0.6, alpha=0.2)
+        grid, mean, deviation = band
         axes.fill_between(grid, mean - deviation, mean + deviation, color=color, alpha=0.18, linewidth=0)
         axes.plot(grid, mean, color=color, linewidth=2, label=label)
     return bool(lines)
@@ -202,6 +228,15 @@ def _draw_points(
     axes: Axes, lines: list[tuple[list[float], list[float]]], color: str, label: str, *, mark_best: bool
 ) -> bool:
     lines = [line for line in lines if line[0]]
+    band = _band(lines, at=min((xs for xs, _ in lines), key=len)) if len(lines) > 1 else None
+    if band is not None:
+        grid, mean, deviation = band
+        axes.fill_between(grid, mean - deviation, mean + deviation, color=color, alpha=0.12, linewidth=0)
+        axes.plot(
+            grid, mean, color=color, linewidth=1.2, linestyle=(0, (4, 2)), marker="o", markersize=4.5,
+            markerfacecolor="white", markeredgewidth=1.3, zorder=4, label=label,
+        )  # fmt: skip
+        return True
     if mark_best and lines:
         xs, ys = lines[0]
         best = max(range(len(ys)), key=lambda index: ys[index])
@@ -217,11 +252,20 @@ def _draw_points(
     return bool(lines)
 
 
-def _band(lines: list[tuple[list[float], list[float]]]) -> tuple[Any, Any, Any]:
-    """Mean and standard deviation of several curves, on the stretch of x that all of them cover."""
+def _band(
+    lines: list[tuple[list[float], list[float]]], at: Sequence[float] | None = None
+) -> tuple[Any, Any, Any] | None:
+    """Mean and standard deviation of several curves, on the stretch of x that all of them cover.
+
+    Returns None if there is no such stretch.  `at` names the places on it; else there are 200.
+    """
     import numpy as np
 
-    grid = np.linspace(max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines), 200)
+    first, last = max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines)
+    if first >= last:
+        return None
+    inside = [x for x in at or () if first < x < last]
+    grid = np.linspace(first, last, 200) if at is None else np.array([first, *inside, last])
     values = np.stack([np.interp(grid, xs, ys) for xs, ys in lines])
     return grid, values.mean(0), values.std(0)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from engine.errors import EngineError, UsageError
 from engine.executor import StationTime
+from engine.middleware.functional.collect import EpisodeWindow
 from engine.runs import plots
 from engine.runs.metrics import Metrics
 
@@ -46,10 +52,100 @@ def test_a_curve_is_drawn_over_any_axis(tmp_path: Path, x: str) -> None:
 
 
 def test_several_seeds_become_their_mean_and_deviation_where_all_have_data() -> None:
-    grid, mean, deviation = plots._band([([0, 10], [0, 10]), ([2, 8], [4, 16])])
+    band = plots._band([([0, 10], [0, 10]), ([2, 8], [4, 16])])
+    assert band is not None
+    grid, mean, deviation = band
     assert (grid[0], grid[-1]) == (2, 8)
     assert mean == pytest.approx((grid + 2 * grid) / 2)
     assert deviation == pytest.approx(grid / 2)
+
+
+def drawn(tmp_path: Path, runs: dict[str, list[Metrics]]) -> Axes:
+    """The axes of a learning curve, as they were saved."""
+    axes: list[Axes] = []
+
+    class Figures(Figure):
+        def savefig(self, *words: Any, **more: Any) -> None:
+            axes.extend(self.axes)
+            super().savefig(*words, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure", Figures)
+        plots.learning_curve(runs, tmp_path / "drawn.png")
+    (found,) = axes
+    return found
+
+
+def evaluated(*points: tuple[int, float]) -> Metrics:
+    """A run with these evaluations, (env_step, return)."""
+    return Metrics([{"env_step": step, "eval/return_mean": value} for step, value in points])
+
+
+def test_evaluations_of_several_seeds_become_their_mean_and_a_band_too(tmp_path: Path) -> None:
+    seeds = [evaluated((0, 0.0), (10, 10.0), (20, 20.0)), evaluated((0, 4.0), (20, 24.0))]
+    axes = drawn(tmp_path, {"ppo": [*seeds, evaluated((2, 5.0), (18, 21.0))]})
+    (mean,) = axes.lines
+    assert mean.get_label() == "ppo, evaluation, mean ± std of 3 runs"
+    assert list(mean.get_xdata()) == [2, 18], "where all have data, at the places of the one with the fewest"
+    assert list(mean.get_ydata()) == pytest.approx([(2 + 6 + 5) / 3, (18 + 22 + 21) / 3])
+    (band,) = axes.collections
+    low, high = band.get_paths()[0].get_extents().get_points()[:, 1]
+    spread = np.std([2, 6, 5])
+    assert (low, high) == pytest.approx((13 / 3 - spread, 61 / 3 + np.std([18, 22, 21])))
+
+
+def test_evaluations_without_a_common_stretch_stay_points(tmp_path: Path) -> None:
+    axes = drawn(tmp_path, {"ppo": [evaluated((10, 1.0)), evaluated((12, 2.0))]})
+    assert [tuple(map(float, line.get_xydata()[0])) for line in axes.lines] == [(10, 1), (12, 2)]
+    assert not axes.collections
+
+
+def test_curves_without_a_common_stretch_are_drawn_one_by_one(tmp_path: Path) -> None:
+    early = measured(until=10)
+    late = Metrics([{**row, "env_step": row["env_step"] + 10_000} for row in measured().rows])
+    axes = drawn(tmp_path, {"ppo": [early, late]})
+    lines = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert [(line.get_xdata()[0], line.get_xdata()[-1]) for line in lines] == [(100, 900), (10_100, 10_900)]
+
+
+def test_the_axis_says_which_mean_it_is_where_that_is_known(tmp_path: Path) -> None:
+    assert EpisodeWindow().size == plots.WINDOW
+    windowed = Metrics([{**row, "collect/length_mean": 7.0} for row in measured().rows])
+    assert drawn(tmp_path, {"a": [windowed]}).get_ylabel() == "return (mean of the last 100 episodes)"
+    assert drawn(tmp_path, {"a": [windowed, measured()]}).get_ylabel() == "return", "a mean of something else"
+
+
+def panels(tmp_path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """The titles of the small plots of losses."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        text = plots.losses(Metrics(rows), tmp_path / "losses.svg").read_text()
+    return re.findall(r">([a-z ]+)</text>", text.replace(">env steps<", "><"))
+
+
+def test_constants_and_versions_have_no_panel(tmp_path: Path) -> None:
+    rows = [
+        {
+            "env_step": i,
+            "train/loss_policy": 1 / (i + 1),
+            "train/staleness_mean": 0.0,
+            "train/staleness_max": 1.0,
+            "train/version": float(i),
+            "train/learning_rate": math.nextafter(3e-4, i % 2),  # equal but for rounding
+            "train/kl": None,
+        }
+        for i in range(20)
+    ]
+    assert len({row["train/learning_rate"] for row in rows}) > 1
+    assert panels(tmp_path, rows) == ["loss policy"]
+    assert panels(tmp_path, [{**row, "train/staleness_mean": row["env_step"] / 9} for row in rows]) == [
+        "loss policy",
+        "staleness mean",
+    ]
+    with pytest.raises(EngineError, match=r"no train/ scalar of the run changes \(train/loss_policy\)"):
+        plots.losses(Metrics([{"env_step": 1, "train/loss_policy": 2.0}]), tmp_path / "one.svg")
+    assert not (tmp_path / "one.svg").exists()
 
 
 def test_svg_keeps_axis_labels_units_and_legend(tmp_path: Path) -> None:
@@ -60,7 +156,6 @@ def test_svg_keeps_axis_labels_units_and_legend(tmp_path: Path) -> None:
         text = plots.learning_curve(runs, tmp_path / "x.svg", x="time", title="T & T").read_text()
     for words in (
         "time (min)",
-        "return (mean of episodes)",
         "ppo, training, mean ± std of 2 runs",
         "T &amp; T",
     ):
