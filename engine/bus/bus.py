@@ -367,24 +367,41 @@ class Bus:
             return []
         return [Peer.of(member) for member in list(self._network.router.members.values())]
 
-    def wait_for_peers(self, role: str, n: int = 1, *, timeout: float | None = 30.0) -> list[str]:
+    def expect(self, role: str, n: int) -> None:
+        """Say how many processes of a role the run has from now on: for the process that holds it together.
+
+        At first they are as many as `host` was told by its `crew`.
+        """
+        network = self._network
+        if network is None or network.hub_id != network.me.id:
+            raise UsageError("only the process that hosts the run can say how many processes it expects")
+        network.do(lambda: network.expect({role: n}))
+
+    def wait_for_peers(self, role: str, n: int | None = 1, *, timeout: float | None = 30.0) -> list[str]:
         """Wait until `n` processes of a role are there and ready; return their names.
 
+        With ``n=None``, until all are that the run expects, which may become fewer meanwhile; at least one.
         Raises `DeadlineExceeded` after `timeout` seconds, and says who is there.
         """
         check_timeout(timeout, "wait_for_peers")
         if self.roles and role not in self.roles:
             raise UsageError(f"this run has no role {role!r}{did_you_mean(role, self.roles)}")
 
+        def number() -> int:
+            if n is not None:
+                return n
+            return 1 if self._network is None else max(1, self._network.expected.get(role, 1))
+
         def enough() -> list[str] | None:
             names = sorted(peer.name for peer in self.peers() if peer.role == role and peer.ready)
-            return names if len(names) >= n else None
+            return names if len(names) >= number() else None
 
         def late() -> str:
+            n = number()
             there = ", ".join(peer.name + ("" if peer.ready else " (not ready)") for peer in self.peers())
             return f"{n} of role {role!r} were expected within {timeout:g} s; there are {there or 'none'}"
 
-        return self._gate.until(enough, timeout, late, what=f"{n} {role}", finishing=True)
+        return self._gate.until(enough, timeout, late, what=f"{number()} {role}", finishing=True)
 
     def report(self, **values: Any) -> None:
         """Say how this process is, in small plain values; the hub shows it to whoever looks."""

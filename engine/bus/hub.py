@@ -35,6 +35,8 @@ class Hub:
         """The roles that may join; none listed: any."""
         self.crew = dict(crew or {})
         """How many of each role the run begins with."""
+        self.expected = dict(self.crew)
+        """How many of each role are expected to be there."""
         self.members: dict[str, Member] = {me.id: me}
         self.gone: dict[str, str] = {}
         self.finish: str | None = None
@@ -118,4 +120,5 @@ class Hub:
         return f"{role}_{number}"
 
     def _welcome(self, member: Member) -> Welcome:
-        return Welcome(self.run, member.name, self.roles, self.crew, list(self.members.values()), self.finish)
+        members = list(self.members.values())
+        return Welcome(self.run, member.name, self.roles, self.crew, members, self.finish, self.expected)

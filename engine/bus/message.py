@@ -68,6 +68,7 @@ class Welcome(Struct, array_like=True, tag=2):
     crew: dict[Name, int]
     members: list[Member]
     finish: str | None
+    expected: dict[Name, int] = {}
 
 
 class Refused(Struct, array_like=True, tag=3):
@@ -113,6 +114,12 @@ class Fenced(Struct, array_like=True, tag=9):
     """The receiver was declared lost, and is no member any more."""
 
     cause: str
+
+
+class Expected(Struct, array_like=True, tag=10):
+    """How many of each role the run expects to be there from now on."""
+
+    numbers: dict[Name, int]
 
 
 # --- events, states, streams, calls ---------------------------------------------------------
@@ -236,6 +243,7 @@ Message: TypeAlias = (
     | Leaving
     | Finish
     | Fenced
+    | Expected
     | Event
     | Missed
     | Notice

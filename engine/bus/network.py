@@ -33,6 +33,7 @@ from engine.bus.message import (
     VERSION,
     Call,
     Changed,
+    Expected,
     Fenced,
     Finish,
     Gone,
@@ -127,6 +128,7 @@ class Network:
             self.run = run
             self.roles: list[str] = sorted(roles)
             self.crew = dict(crew or {})
+            self.expected = dict(self.crew)
             self.hub_id: str | None = None if at is not None else incarnation
             self._hub = Hub(run, self.me, self.roles, crew) if at is None else None
             self._links = Links(
@@ -318,6 +320,13 @@ class Network:
             self._hub.finish = reason = plain(reason)
             self._tell(Finish(reason))
             self._finish_told(reason)
+
+    def expect(self, numbers: Mapping[str, int]) -> None:
+        """Tell everybody how many of each role are expected to be there; only the hub can."""
+        assert self._hub is not None
+        self._hub.expected = {**self._hub.expected, **numbers}
+        self._tell(Expected(self._hub.expected))
+        self._expected_told(self._hub.expected)
 
     def declare_lost(self, name: str, cause: str) -> None:
         """Strike off the member of that name, if it is there; only the hub can."""
@@ -525,7 +534,7 @@ class Network:
     def _welcome(self, sender: str, welcome: Welcome) -> None:
         self.hub_id = sender
         self._links.rename(HUB, sender)
-        self.roles, self.crew = welcome.roles, welcome.crew
+        self.roles, self.crew, self.expected = welcome.roles, welcome.crew, welcome.expected
         self.me = self.router.me = msgspec.structs.replace(self.me, name=welcome.name)
         for member in welcome.members:
             if member.id != self.me.id:
@@ -560,6 +569,8 @@ class Network:
                     self._part(id, cause, left)
             case Finish(reason):
                 self._finish_told(reason)
+            case Expected(numbers):
+                self._expected_told(numbers)
             case _:
                 pass
 
@@ -582,6 +593,10 @@ class Network:
                 self.finish(reason)
             case _:
                 pass
+
+    def _expected_told(self, numbers: Mapping[str, int]) -> None:
+        self.expected = dict(numbers)
+        self._receiver.changed()
 
     def _finish_told(self, reason: str) -> None:
         self._finishing = True
@@ -735,5 +750,5 @@ def _greeting_frame(message: Welcome | Refused | Fenced) -> bytes:
     return pack_head(WELCOME, 1, CONTROL, 0, (0, 0)) + pack_blobs([pack(message)])
 
 
-_FROM_HUB = (Changed, Gone, Finish)
+_FROM_HUB = (Changed, Gone, Finish, Expected)
 _TO_HUB = (Changed, Report, Leaving, Finish)

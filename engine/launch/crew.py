@@ -177,6 +177,10 @@ class Crew:
             for place in self.alive()
         )
 
+    def seated(self, role: str) -> int:
+        """How many processes of a role were started here and are there, or will be again."""
+        return sum(place.seat.role == role and not place.attached for place in self.alive())
+
     def rows(self) -> list[dict[str, Any]]:
         """What is shown of each; ``weight_lag`` is how many updates the weights that it acts with are old."""
         places = list(self.places.values())

@@ -422,6 +422,8 @@ class Launcher:
                 failure, f"it is started again in {verdict.after:g} s, for the {_nth(place.restarts)} time"
             )
         else:
+            if self._bus is not None and not place.attached:
+                self._bus.expect(role.name, self._crew.seated(role.name))
             self._warn(failure, f"the run goes on with {number} {role.name}{'s' if number != 1 else ''}")
 
     def _warn(self, failure: Failure, then: str) -> None:

@@ -72,6 +72,17 @@ def test_a_lockstep_run_goes_on_when_a_collector_is_killed(fleet: Fleet) -> None
     assert totals["collector_1"]["unlearned"] + totals["collector_1"]["lost"] <= 32
 
 
+def test_a_lockstep_run_begins_without_a_collector_that_was_killed_at_once(fleet: Fleet) -> None:
+    run = fleet.launch("lockstep=true", "--role", "collector=3")
+    until(lambda: Path("run/launch.json").exists(), what="the launcher is there")
+    pids = {seat: row["pid"] for seat, row in run.seats().items()}
+    os.kill(pids["collector_1"], signal.SIGKILL)
+    until(lambda: "collector_1 was killed by SIGKILL; the run goes on with 2 collectors" in run.said)
+    run.wait_until_learning()
+    assert run.stop() == 130, run.said
+    assert accounts().keys() == {"collector_0", "collector_2"}
+
+
 def test_a_killed_collector_that_is_started_again_loses_no_count(fleet: Fleet) -> None:
     run = fleet.launch(*TWO, "--on-loss", "collector=restart:2")
     run.wait_until_running()

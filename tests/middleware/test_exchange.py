@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from engine.bus.bus import Bus, host, join
 from engine.bus.memory import Network
 from engine.context import OnlineContext
-from engine.errors import DeadlineExceeded
+from engine.errors import DeadlineExceeded, UsageError
 from engine.middleware.functional.exchange import TRAJECTORIES, Receiver, Sent
 
 
@@ -30,9 +31,13 @@ def item(steps: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def buses() -> Iterator[dict[str, Bus]]:
+def network() -> Network:
+    return Network()
+
+
+@pytest.fixture
+def buses(network: Network) -> Iterator[dict[str, Bus]]:
     """The buses of a run with two collectors, by name."""
-    network = Network()
     with ExitStack() as stack:
         hub = host(network.transport(), run="r", crew={"collector": 2})
         stack.callback(hub.close)
@@ -83,3 +88,27 @@ def test_what_an_unfinished_iteration_took_counts_as_unlearned(buses: dict[str, 
     assert told(buses, "learner_0")["unlearned"] == {"collector_0": 4}
     assert told(buses, "learner_0")["received"] == {}
     assert ctx.env_step == 0
+
+
+def test_a_collector_that_the_run_lost_before_the_first_item_is_not_waited_for(
+    network: Network, buses: dict[str, Bus]
+) -> None:
+    hub, learner, ctx = buses["hub"], buses["learner_0"], OnlineContext()
+    hub.declare_lost("collector_1", "killed")
+    until(lambda: len([peer for peer in learner.peers() if peer.role == "collector"]) == 1)
+    Sent(buses["collector_0"]).push(item(4), 4, 60)
+    with pytest.raises(DeadlineExceeded, match="2 of role 'collector' were expected"):
+        receiver(learner, 0.2).take(ctx)  # it may come yet, or be started again
+    wait = threading.Timer(0.2, lambda: hub.expect("collector", 1))
+    wait.start()
+    receiver(learner, 60).take(ctx)
+    assert ctx.env_step == 4
+    wait.join()
+    transport = network.transport()
+    with closing(join(transport, at=hub.address, run="r", role="learner", timeout=60)) as late:
+        assert late.wait_for_peers("collector", None, timeout=0.2) == ["collector_0"]
+
+
+def test_only_the_host_of_a_run_says_how_many_it_expects(buses: dict[str, Bus]) -> None:
+    with pytest.raises(UsageError, match="only the process that hosts the run"):
+        buses["learner_0"].expect("collector", 1)

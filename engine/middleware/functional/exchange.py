@@ -269,8 +269,9 @@ class Receiver:
 
     def _from_each(self, items: list[Taken]) -> None:
         while not items:
-            crew = 1 if self._begun else self._bus.crew.get("collector", 1)
-            names = self._bus.wait_for_peers("collector", crew, timeout=self._timeout)
+            # At first all that the run has; it expects one less for each that is lost for good before that.
+            number = 1 if self._begun else None
+            names = self._bus.wait_for_peers("collector", number, timeout=self._timeout)
             self._begun = True
             for name in sorted(names, key=_by_number):
                 try:
