@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ import click
 from engine.cli import experiment
 from engine.errors import UsageError
 from engine.recipes.target import is_script, resolve
+from engine.runs.folder import Run
 from engine.runs.progress import MODES
 from engine.runs.summary import summary
-from engine.signals import exit_code
+from engine.signals import Stop
 
 if TYPE_CHECKING:
     from engine.launch.plan import Plan
@@ -100,18 +102,24 @@ def launch(
     if dry_run:
         _show(plan)
         return 0
-    run = create_run(plan, given=target, overrides=words, name=name, run_dir=run_dir)
-    click.echo(f"run folder: {run.path}", err=True)
+    with Stop() as stop:
+        with stop.held():
+            run = create_run(plan, given=target, overrides=words, name=name, run_dir=run_dir)
 
-    def ready(address: str) -> None:
-        if tcp is not None:
-            click.echo(_invitation(address, run.path), err=True)
+        def ready(address: str) -> None:
+            if tcp is not None:
+                click.echo(_invitation(address, run.path), err=True)
 
-    run = run_plan(plan, run, backend=backend, progress=progress, tcp=tcp, ready=ready)  # type: ignore[arg-type]
+        try:
+            stop.check()
+            click.echo(f"run folder: {run.path}", err=True)
+            run = run_plan(plan, run, backend=backend, progress=progress, tcp=tcp, ready=ready)  # type: ignore[arg-type]
+        except BaseException as error:
+            with contextlib.suppress(UsageError):  # its folder is gone, which the error says
+                Run.open(run.path).end_with(error)  # unless the launcher has told how it ended
+            raise
     click.echo(summary(run))
-    if run.state == "interrupted":
-        return exit_code(run.info["stop_reason"])
-    return 0 if run.state == "finished" else 1
+    return run.exit_code
 
 
 def _show(plan: Plan) -> None:

@@ -12,6 +12,7 @@ that is decided 2 s later: what runs jobs signals all processes of one, and may 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -36,7 +37,7 @@ from engine.launch.losses import Fail, Policy, Restart, decide
 from engine.launch.plan import Plan
 from engine.runs.fleet import Fleet
 from engine.runs.folder import Run
-from engine.signals import name_of
+from engine.signals import REASONS, exit_code, name_of
 
 JOIN_SECONDS = 120.0
 """So long may a process take from its start until it has joined; most of it is importing torch."""
@@ -48,6 +49,7 @@ KILL_SECONDS = 5.0
 """So long after its SIGTERM a process gets a SIGKILL."""
 _NOW_SECONDS = 1.0
 _INSIST_SECONDS = 0.1
+_REPEATED_SECONDS = 0.02
 SIGNAL_SECONDS = 2.0
 """So long after a process that a signal made leave the launcher's own may come: then the run was stopped."""
 _BLAME_SECONDS = 0.3  # so long the cause of a failure may come after its consequence
@@ -98,7 +100,9 @@ class Launcher:
         self._stage: Stage = "running"
         self._reason: str | None = None
         self._interrupts = 0
+        self._interrupted_at = -math.inf
         self._asked_by: str | None = None
+        """The word of a signal, as in `REASONS`, or who asked otherwise."""
         self._settle_at: float | None = None
         self._progress: dict[str, Any] = {}
         self._bus: Bus | None = None
@@ -111,8 +115,8 @@ class Launcher:
     def __call__(self) -> Run:
         """Run the program to its end; return the run.  Raises what made it fail."""
         error: BaseException | None = None
-        try:
-            with self._signals():
+        with self._signals():
+            try:
                 try:
                     self._open()
                     self._loop()
@@ -120,14 +124,14 @@ class Launcher:
                     error = caught
                 finally:
                     self._close()
-        finally:
-            if error is None and self._failures:
-                worst = blame(self._failures)
-                error = worst.error(self._reason or "")
-                for other in self._failures:
-                    if other is not worst:
-                        error.add_note(f"then {other.text()}")
-            self._tell_end(error)
+            finally:
+                if error is None and self._failures:
+                    worst = blame(self._failures)
+                    error = worst.error(self._reason or "")
+                    for other in self._failures:
+                        if other is not worst:
+                            error.add_note(f"then {other.text()}")
+                self._tell_end(error)
         if error is not None:
             raise error
         return Run.open(self._run.path)
@@ -188,7 +192,7 @@ class Launcher:
         if totals := self._ledger.totals():
             run.update(exchange=totals)
         if isinstance(error, KeyboardInterrupt) or (error is not None and self._interrupts):
-            run.finish("interrupted", "interrupted at once")
+            run.finish("interrupted", f"{self._interruption()} at once")
         elif error is not None:
             if run.info["state"] != "failed":
                 run.finish("failed", str(error))
@@ -196,9 +200,16 @@ class Launcher:
             run.finish("interrupted" if self._interrupts else "finished", self._reason)
         elif run.info["state"] == "failed":  # by its own account, though every process left in order
             self._display.message(f"the run failed: {run.info['stop_reason']}", level="error")
-        if run.info["state"] == "interrupted" and self._asked_by not in (None, "Ctrl-C"):
-            by_signal = self._asked_by in ("SIGTERM", "SIGHUP")
-            run.update(stop_reason=self._asked_by.lower() if by_signal else f"by {self._asked_by}")
+        if run.info["state"] == "interrupted" and self._asked_by is not None:
+            if self._asked_by not in REASONS.values():
+                run.update(stop_reason=f"by {self._asked_by}")
+            elif exit_code(run.info["stop_reason"]) != exit_code(self._asked_by):
+                run.update(stop_reason=self._asked_by)  # its process had another one, or knew of none
+
+    def _interruption(self) -> str:
+        """The reason for which tasks are asked to end and save: that of the signal which came."""
+        asked = self._asked_by or ""
+        return asked if asked in REASONS.values() else REASONS[signal.SIGINT]
 
     def _order(self, role: str, seat: str | None) -> Order:
         assert self._bus is not None
@@ -243,7 +254,7 @@ class Launcher:
         elif event.kind == "stop":
             self._stop(*event.about)
         elif event.kind == "signal":
-            self._interrupted(event.about)
+            self._interrupted(*event.about)
         elif place is not None and event.kind == "ended":
             if event.handle is place.handle:
                 self._ended(place, event.about)
@@ -562,18 +573,22 @@ class Launcher:
         self._asked_by = self._asked_by or reason
         if now:
             if self._stage == "running":
-                self._stage, self._reason = "finishing", "interrupted"
+                self._stage, self._reason = "finishing", self._interruption()
             self._end_all(_NOW_SECONDS)
         else:
-            self._finish("interrupted")
+            self._finish(self._interruption())
 
-    def _interrupted(self, number: int) -> None:
-        name = name_of(number)
+    def _interrupted(self, number: int, when: float) -> None:
+        if number != signal.SIGINT and when < self._interrupted_at + _REPEATED_SECONDS:
+            return  # one order that came twice: to the process and its group, or as SIGTERM and SIGHUP
+        self._interrupted_at = when
+        time.sleep(_REPEATED_SECONDS)  # before the message, after which any signal is another order
         if self._interrupts == 0:
             self._display.message(
-                f"{name}: every process ends its iteration and the run is saved; once more stops at once"
+                f"{name_of(number)}: every process ends its iteration and the run is saved; "
+                "once more stops at once"
             )
-        self._stop(name, now=self._interrupts > 0)
+        self._stop(REASONS[number], now=self._interrupts > 0)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -583,7 +598,7 @@ class Launcher:
             return
 
         def asked(number: int, frame: FrameType | None) -> None:
-            self._events.put(_Event("signal", about=number))
+            self._events.put(_Event("signal", about=(number, time.monotonic())))
 
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it was started with nohup

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 
 from engine.bus.memory import Network
 from engine.bus.transport import Transport
 from engine.launch.backend import Ended, OnEnd, OnLine, Order, cause
-from engine.launch.worker import INTERRUPTED_REASON, Stopping, attend
+from engine.launch.worker import Stopping, attend
+from engine.signals import REASONS
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class Thread:
 
     def terminate(self) -> None:
         """Ask its task to finish."""
-        self._stopping.ask(INTERRUPTED_REASON)
+        self._stopping.ask(REASONS[signal.SIGTERM])
 
     def kill(self) -> bool:
         """Give it up: its peers are told that it is gone."""

@@ -40,14 +40,11 @@ from engine.recipes.config import config_type
 from engine.recipes.roles import check_roles, roles_of
 from engine.recipes.target import find_recipe
 from engine.runs.logs import JsonFormatter
-from engine.signals import Stop, Terminated, name_of
+from engine.signals import REASONS, Stop, Terminated, exit_code, name_of
 
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 60.0
-INTERRUPTED = 130
-INTERRUPTED_REASON = "interrupted"
-"""Of a task that ends so, `run_experiment` saves what there is and examines nothing."""
 _REPORT_EVERY = 0.5
 _PR_SET_PDEATHSIG = 1
 _CONSEQUENCES = (PeerLost, NoSuchService, Finishing)
@@ -100,7 +97,7 @@ class Stopping:
     def _signalled(self, number: int) -> None:
         if not self.asked:
             self.signal = number  # else the run is over, and this is not why the process leaves
-        if not self.ask(INTERRUPTED_REASON) and not self._over:
+        if not self.ask(REASONS[number]) and not self._over:
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
 
@@ -172,7 +169,7 @@ def attend(
             order = _ask_for_order(bus, order.role, timeout)
         return work(order, bus, stopping, progress=progress)
     except (KeyboardInterrupt, Terminated):
-        return INTERRUPTED if stopping.reason is None else stopping.exit_code
+        return exit_code(None) if stopping.reason is None else stopping.exit_code
     except BaseException as error:
         if isinstance(error, _CONSEQUENCES) and (stopping.signal is not None or stopping.asked):
             return stopping.exit_code  # the others were quicker to leave
@@ -239,8 +236,8 @@ def work(order: Order, bus: Bus, stopping: Stopping, *, progress: str = "off") -
         raise StateError(f"{order.role} records the run and needs its folder")
     run = run_experiment(in_role, config, run=Run.open(order.folder), progress=progress)
     if run.state == "interrupted":
-        return stopping.exit_code or INTERRUPTED
-    return 0 if run.state == "finished" else 1
+        return stopping.exit_code or run.exit_code
+    return run.exit_code
 
 
 class _Closing:

@@ -202,7 +202,7 @@ def test_one_signal_to_every_process_of_a_run_stops_it(start: Start, order: str)
     code, out, err = launched.end()
     assert time.monotonic() - begin < 5.0
     assert code == 143, err
-    assert out.startswith("interrupted: sigterm")
+    assert out.startswith("interrupted: by SIGTERM; everything up to there is saved")
     assert not any("collector_" in text or "learner_" in text for text in said(err)), err
     ended = Run.open("run")
     assert (ended.state, ended.info["stop_reason"]) == ("interrupted", "sigterm")
