@@ -34,12 +34,13 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 from engine.context import Context, kept_values, kept_writes, next_context, renewal_of
 from engine.errors import Abandoned, ConflictError, Finishing, foremost
-from engine.pipeline import Enter, Run, Suspended, leave
+from engine.pipeline import Enter, Position, Run, Suspended, leave
 from engine.signals import Terminated
 from engine.threads import inherited
 
-Origin: TypeAlias = tuple[int, int]
-"""When an event was emitted: the slot, and the place among what ran in it."""
+Origin: TypeAlias = tuple[int, int, int]
+"""When an event was emitted: the slot; the place among what ran in it, negative for stations, the oldest
+iteration first; and which iteration, counted as they enter the line, -1 for none."""
 
 _PATIENCE = 5.0  # seconds that stations get to end after an interrupt
 _GRACE = 1.0  # seconds that a wish to finish is kept from stations that may wait for it
@@ -72,8 +73,11 @@ class Driven(Protocol):
         """Return the context of the first iteration of a run, which is `ctx` from now on."""
         ...
 
-    def boundary(self) -> Run | None:
-        """Deliver events and make alterations; return what to run next, or None to stop."""
+    def boundary(self, position: Position) -> Run | None:
+        """Deliver events and make alterations; return what to run next, or None to stop.
+
+        `position` tells which member runs while it does.
+        """
         ...
 
     def deliver(self) -> None:
@@ -125,7 +129,19 @@ class Executor:
 
     def origin(self) -> Origin:
         """Return the place, in an order that does not depend on timing, of what the asking thread emits."""
-        return 0, 0
+        return 0, 0, -1
+
+    def station(self) -> tuple[str, Origin] | None:
+        """Return the name and the place in time of the station that asks; None outside of all."""
+        return None
+
+    def oldest(self) -> int:
+        """Return the oldest iteration that is under way, or the next one to enter."""
+        return 0
+
+    def abandoned(self, entry: int) -> bool:
+        """Whether that iteration ended because the line stopped."""
+        return False
 
     def times(self) -> list[StationTime]:
         """Return what each station did; empty in order."""
@@ -136,8 +152,22 @@ class Executor:
         return []
 
 
+# The tasks in order inside of which code runs.  Context variables reach the threads of parallel groups.
+_inside: contextvars.ContextVar[tuple[InOrder, ...]] = contextvars.ContextVar("inside", default=())
+
+
 class InOrder(Executor):
     """One iteration after the other, on the thread that calls `run`."""
+
+    def __init__(self) -> None:
+        self._position = Position()
+        self._iterating = False
+
+    def station(self) -> tuple[str, Origin] | None:
+        """Return the member that runs; None at boundaries and on threads of others."""
+        if not self._iterating or self not in _inside.get():
+            return None
+        return self._position.name(), (0, 0, 0)
 
     def run(self, task: Driven, steps: int | None) -> None:
         """Run iterations until `steps` are done (None: until the task stops).
@@ -145,10 +175,19 @@ class InOrder(Executor):
         ``task.ctx`` is the context of the iteration that runs; each starts with a new one.
         After an error it stays at the iteration that failed, whose step is not counted.
         """
-        run = task.boundary()
+        run = task.boundary(self._position)
         if run is None:
             return
         ctx = task.begin()
+        token = _inside.set((*_inside.get(), self))
+        self._iterating = True
+        try:
+            self._iterate(task, run, ctx, steps)
+        finally:
+            self._iterating = False
+            _inside.reset(token)
+
+    def _iterate(self, task: Driven, run: Run, ctx: Context, steps: int | None) -> None:
         left = -1 if steps is None else steps
         renew: Callable[[Context], Context] = renewal_of(ctx.__class__)
         while left:
@@ -156,7 +195,9 @@ class InOrder(Executor):
             run(ctx)
             ctx.total_step += 1
             if task.attention:
-                following = task.boundary()
+                self._iterating = False
+                following = task.boundary(self._position)
+                self._iterating = True
                 if following is None:
                     return
                 run = following
@@ -172,6 +213,8 @@ class _Iteration:
     """One iteration in flight."""
 
     number: int
+    entry: int
+    """Which one to enter the line; unlike `number` never given again."""
     ctx: Context
     place: int = 0
     """The next station; as many as there are stations when it has passed the last."""
@@ -248,6 +291,9 @@ class Overlapped(Executor):
         self._newest: _Iteration | None = None
         self._done = 0  # iterations completed, as ctx.total_step counts them
         self._slot = 0
+        self._entered = 0
+        self._void: set[int] = set()  # iterations that ended because the line stopped
+        self._unwinding: tuple[str, int] | None = None  # whose second half runs, of which iteration
         self._writers: dict[str, tuple[str, str]] = {"total_step": ("the task", "")}
         self._written: dict[str, Any] = {}  # kept fields, in this slot
         self._keep: frozenset[str] = frozenset()  # what `ctx.keep` named
@@ -303,7 +349,27 @@ class Overlapped(Executor):
     def origin(self) -> Origin:
         """Return the slot, and the place among its iterations: the oldest first, last what is no station."""
         station = self._asking()
-        return self._slot, 0 if station is None else -1 - station.index
+        if station is None:
+            return self._slot, 0, -1
+        return self._slot, -1 - station.index, -1 if station.iteration is None else station.iteration.entry
+
+    def station(self) -> tuple[str, Origin] | None:
+        """Return the station that asks; its second half runs when the slot is over, as if in the next."""
+        station = self._asking()
+        if station is not None:
+            return station.name, self.origin()
+        if self._unwinding is None or threading.get_ident() != self._runner:
+            return None
+        name, entry = self._unwinding
+        return name, (self._slot + 1, 0, entry)
+
+    def oldest(self) -> int:
+        """Return the oldest iteration in flight, or the next one to enter."""
+        return self._flight[0].entry if self._flight else self._entered
+
+    def abandoned(self, entry: int) -> bool:
+        """Whether that iteration ended because the line stopped."""
+        return entry in self._void
 
     def times(self) -> list[StationTime]:
         """Return what each station did, up to the last slot that ended."""
@@ -380,7 +446,8 @@ class Overlapped(Executor):
         else:
             ctx, number = next_context(self._newest.ctx), self._newest.number + 1
             ctx.total_step = number
-        self._newest = _Iteration(number, ctx)
+        self._newest = _Iteration(number, self._entered, ctx)
+        self._entered += 1
         self._flight.append(self._newest)
 
     def _run_slot(self, task: Driven) -> None:
@@ -479,7 +546,11 @@ class Overlapped(Executor):
         while iteration.pending:
             suspended = iteration.pending.pop()
             before = dict(iteration.ctx.__dict__)
-            iteration.error = leave(suspended, iteration.ctx, iteration.error)
+            self._unwinding = suspended[1], iteration.entry
+            try:
+                iteration.error = leave(suspended, iteration.ctx, iteration.error)
+            finally:
+                self._unwinding = None
             self._note_writes(iteration.ctx, before, suspended[1], "second")
 
     # --- kept fields --------------------------------------------------------------------
@@ -558,6 +629,7 @@ class Overlapped(Executor):
 
     def _abandon(self, task: Driven, why: str, cause: BaseException | None) -> list[BaseException]:
         errors: list[BaseException] = []
+        self._void.update(iteration.entry for iteration in self._flight)
         for iteration in self._flight:
             if iteration.error is None:
                 iteration.error = Abandoned(f"iteration {iteration.number} will not complete: {why}")

@@ -362,6 +362,26 @@ class Group:
         return f"{self.kind}({', '.join(self.names)})"
 
 
+class Position:
+    """Which member of a chain runs now."""
+
+    __slots__ = ("_names", "at")
+
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        self._names = names
+        self.at: Any = None
+        """What goes through the first halves, or the name of the member whose second half runs."""
+
+    def name(self) -> str:
+        """Return the name of the member that runs; ask while one does."""
+        at = self.at
+        return at if isinstance(at, str) else self._names[len(self._names) - 1 - at.__length_hint__()]
+
+    def enter(self, names: tuple[str, ...]) -> None:
+        """Belong to a chain of members with these names."""
+        self._names = names
+
+
 class Compiler:
     """Turns groups into functions, with the hooks of each member's full name compiled in.
 
@@ -408,21 +428,35 @@ class Compiler:
 
         return enter
 
-    def chain(self, members: Sequence[Middleware], names: Sequence[str], path: str = "") -> Run:
-        """Return a function that runs members forward and their second halves in reverse."""
+    def chain(
+        self,
+        members: Sequence[Middleware],
+        names: Sequence[str],
+        path: str = "",
+        *,
+        position: Position | None = None,
+    ) -> Run:
+        """Return a function that runs members forward and their second halves in reverse.
+
+        `position` tells which of them runs.
+        """
         full = tuple(f"{path}.{name}" if path else name for name in names)
         calls = tuple(self.member(member, name) for member, name in zip(members, full, strict=True))
-        return _chain(calls, full)
+        return _chain(calls, full, position)
 
 
-def _chain(calls: tuple[Middleware, ...], names: tuple[str, ...]) -> Run:
+def _chain(calls: tuple[Middleware, ...], names: tuple[str, ...], position: Position | None = None) -> Run:
     count = len(calls)
+    if position is not None:
+        position.enter(names)
 
     def run(ctx: Any) -> None:
         result: Any
         pending: list[tuple[Generator[None, None, Any], str]] = []
         error: BaseException | None = None
         left: Any = iter(calls)
+        if position is not None:
+            position.at = left
         try:
             for call in left:
                 result = call(ctx)
@@ -448,6 +482,8 @@ def _chain(calls: tuple[Middleware, ...], names: tuple[str, ...]) -> Run:
             error = raised
         while pending:
             suspended, name = pending.pop()
+            if position is not None:
+                position.at = name
             try:
                 if error is None:
                     try:

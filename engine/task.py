@@ -22,7 +22,7 @@ from engine.bus.services import Where
 from engine.context import Context, next_context, renewal_of
 from engine.errors import ConflictError, Finishing, UnknownName, UsageError, did_you_mean
 from engine.executor import Executor, InOrder, Overlapped, StationTime
-from engine.pipeline import Compiler, Enter, Hooks, Node, Run, Timing
+from engine.pipeline import Compiler, Enter, Hooks, Node, Position, Run, Timing
 from engine.signals import REASONS, Stop, name_of
 from engine.state import graph as state_graph
 
@@ -287,7 +287,7 @@ class Task:
             finishing=lambda: self.finish,
             failed=self._executor.failed,
             notify=self._look,
-            origin=self._executor.origin,
+            line=self._executor,
             finish=self.request_finish,
         )
         self._entered = True
@@ -371,14 +371,19 @@ class Task:
         self._fresh = False
         return self.ctx
 
-    def boundary(self) -> Run | None:
-        """Do what waits for a boundary: deliver events, make alterations; return what runs next."""
+    def boundary(self, position: Position) -> Run | None:
+        """Do what waits for a boundary: deliver events, make alterations; return what runs next.
+
+        `position` tells which member runs while it does.
+        """
         self.deliver()
         if self.finish:
             return None
         if self.altered:
             compiler = self._compiler()
-            self._compiled = compiler.chain(tuple(self._members.values()), tuple(self._members))
+            self._compiled = compiler.chain(
+                tuple(self._members.values()), tuple(self._members), position=position
+            )
             self._runners.update(compiler.runners)
         return self._compiled
 
@@ -435,6 +440,7 @@ class Task:
                     together, "run in parallel", "run them one after the other with serial(...)"
                 )
         self.altered = False
+        self.bus.stations(self._members)
         return Compiler(self._hooks_of if self._hooks or self._timings is not None else None)
 
     def _check_shared(self, together: Mapping[str, Any], how: str, instead: str) -> None:

@@ -972,18 +972,6 @@ def test_events_are_delivered_oldest_iteration_first_whichever_station_was_quick
     assert got == ["0 first", "0 second", "1 first", "1 second", "2 first", "2 second"]
 
 
-def test_a_station_may_wait_for_what_another_emits_in_the_same_slot() -> None:
-    got: list[int] = []
-
-    def second(ctx: Context) -> None:
-        if ctx.total_step < 3:  # beside the last iteration no other runs
-            got.append(task.wait_for("task_said", timeout=10))
-
-    with line() as task:
-        task.use(lambda ctx: task.emit("task_said", ctx.total_step), second).run(max_step=4)
-    assert len(got) == 3
-
-
 def test_alterations_wait_until_the_line_is_empty() -> None:
     log: list[str] = []
 

@@ -10,14 +10,15 @@ with other processes too, by the same verbs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.bus.aside import HandlerThread, ServiceThread
+from engine.bus.backlog import Line, NoLine
 from engine.bus.calls import Calls
 from engine.bus.gate import Gate, check_timeout
 from engine.bus.inflow import Inflow, Outflow, Peer, Watcher
-from engine.bus.mailbox import Handler, Letter, Mailbox, Subscription, add_others, anywhere, raise_first
+from engine.bus.mailbox import Handler, Letter, Mailbox, Subscription, add_others, raise_first
 from engine.bus.message import SMALL_BYTES, Event, check_small, pack
 from engine.bus.names import FINISH, OWN, Kind, check_event
 from engine.bus.services import Where
@@ -77,20 +78,20 @@ class Bus:
         finishing: Callable[[], bool],
         notify: Callable[[], None],
         failed: Callable[[], bool] | None = None,
-        origin: Callable[[], tuple[int, int]] | None = None,
+        line: Line | None = None,
         finish: Callable[[str], None] | None = None,
     ) -> None:
         """Belong to a task.
 
         Unbounded waits end when ``finishing()``, all waits when ``failed()``; ``notify()`` tells of
-        new events, ``finish(reason)`` of the whole run's end.  What is emitted by threads at the same
-        time is delivered in the order of the ``origin()`` that each of them has.
+        new events, ``finish(reason)`` of the whole run's end.  `line` says where in time something
+        is emitted or waited for.
         """
         if self._mailbox.notify is not None:
             raise UsageError("this bus belongs to another open task; give each task its own")
         self._gate.finishing = lambda: self._told() or finishing()
         self._gate.failed = failed or _no
-        self._mailbox.notify, self._mailbox.origin = notify, origin or anywhere
+        self._mailbox.notify, self._mailbox.line = notify, line or NoLine()
         self._inflow.finish = finish
         self.ready()
         if self.pending:
@@ -109,6 +110,10 @@ class Bus:
         """
         self._ready = True
         self._announce()
+
+    def stations(self, names: Container[str]) -> None:
+        """Say which stations the task has: what others have waited for is kept no longer."""
+        self._mailbox.stations(names)
 
     def runs_on(self, thread: int | None) -> None:
         """Say which thread runs the task: while it waits it answers calls."""
@@ -248,7 +253,7 @@ class Bus:
                     network.admit()
                 if mailbox.notify is None and not mailbox.wanted(event):
                     return  # no task delivers here, and nobody listens: it would be kept for ever
-            mailbox.post(Letter(event, args, kwargs, origin=mailbox.origin()))
+            mailbox.post(Letter(event, args, kwargs, origin=mailbox.line.origin()))
 
     def _packed(self, event: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         assert self._values is not None
@@ -266,20 +271,25 @@ class Bus:
         body = None if values is None else values.snapshot(value, ring=event)
         with self._gate.changed:  # so that versions go out in their order
             version = self._versions[event] = self._versions.get(event, 0) + 1
-            letter = Letter(event, (value,), version=version, state=True, origin=self._mailbox.origin())
+            letter = Letter(event, (value,), version=version, state=True, origin=self._mailbox.line.origin())
             self._mailbox.post(letter)
             if network is not None and body is not None:
                 snapshot = body
                 network.do(lambda: network.router.publish(event, version, snapshot))
 
     def wait_for(self, event: str, *, timeout: float | None = 30.0) -> Any:
-        """Wait for an occurrence of `event` that no earlier wait of this thread has returned.
+        """Return the oldest occurrence of `event` that no earlier wait of this station has returned.
+
+        A station is a member of the task, with all that its group holds; outside of every station a thread
+        counts as one, from its first wait on.  Events of handlers and of other threads and processes are
+        seen as soon as they are there; overlapped, a wait never returns what an earlier station
+        emitted in a later iteration, nor what a later station emitted in this slot.
 
         Returns its single argument, or the tuple of its arguments, or None where it had none;
         where it had keyword arguments only, the dict of them.
-        An event that is queued but not yet delivered counts; handlers still get it at the
-        boundary.  Raises `DeadlineExceeded` after `timeout` seconds; with ``timeout=None`` the
-        wait has no bound and raises `Finishing` when the task is finishing.
+        Handlers get an event as well, before or after a wait returns it.  Raises `DeadlineExceeded`
+        after `timeout` seconds; with ``timeout=None`` the wait has no bound and raises `Finishing` when
+        the task is finishing.
         """
         self._check(event)
         check_timeout(timeout, "wait_for")

@@ -31,7 +31,8 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.finishing: Callable[[], bool] = _no
         self.failed: Callable[[], bool] = _no
         self.broken: BaseException | None = None
@@ -40,6 +41,8 @@ class Gate:
         self.answer: Callable[[], bool] = _no
         """Answers one call that waits for the task's thread; False if none does."""
         self.closed = False
+        self.waiting = 0
+        """How many threads wait now, which `changed` must notify."""
         self.network: int | None = None
         """The network's thread, which everybody waits for: it must not wait itself."""
 
@@ -104,7 +107,11 @@ class Gate:
                 if found is not None:
                     return found
                 if left > 0:
-                    self.changed.wait(left)
+                    self.waiting += 1
+                    try:
+                        self.changed.wait(left)
+                    finally:
+                        self.waiting -= 1
 
 
 def _no() -> bool:

@@ -7,11 +7,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from operator import attrgetter
+from typing import Any, Protocol, TypeAlias, cast
 
 from engine.bus.aside import HandlerThread, ServiceThread
+from engine.bus.backlog import Backlog, Line, NoLine, Occurrences, Origin, Waiter, weigh
 from engine.bus.gate import Gate
 from engine.bus.names import MISSED
 from engine.bus.router import Arrived
@@ -74,7 +76,7 @@ class Letter:
     state: bool = False
     only: Subscription | None = None  # a listener that came late and gets what the others had
     number: int = 0
-    origin: tuple[int, int] = (0, 0)
+    origin: Origin = (0, 0, -1)
     queued: bool = True
 
     @property
@@ -82,6 +84,11 @@ class Letter:
         """About how much memory it takes, where it came from a peer."""
         arrived = self.arrived
         return _LETTER_BYTES if arrived is None else _LETTER_BYTES + len(arrived.skeleton) + arrived.size
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it keeps alive."""
+        return self.bytes + weigh((self.args, self.kwargs))
 
 
 @dataclass(eq=False)
@@ -102,30 +109,26 @@ class Subscription:
         return letter.state and self.had == (letter.sender_id, letter.version)
 
 
-@dataclass(eq=False)
-class _Wait:
-    event: str
-    found: Letter | None = None
-
-
 class Mailbox:
     """The queue of letters, who listens to them, and who waits for one."""
 
     def __init__(self, gate: Gate, service: ServiceThread | None = None) -> None:
         self.pending = False
         self.notify: Callable[[], None] | None = None
-        self.origin: Callable[[], tuple[int, int]] = anywhere
+        self.line: Line = _NO_LINE
         self.opener: Opener | None = None
         self.subscriptions: dict[str, list[Subscription]] = {}
         self.heard: set[str] = set()
         """Events that were waited for: others send them only to who listens."""
-        self._gate, self._changed = gate, gate.changed
+        self._gate, self._changed, self._lock = gate, gate.changed, gate.lock  # to take it is quicker
         self._service = service or ServiceThread()
         self._queue: deque[Letter] = deque()
         self._number = 0
-        self._waited = threading.local()  # by event: the last letter that a wait of this thread returned
-        self._waits: list[_Wait] = []
+        self._occurrences: dict[str, Occurrences] = {}  # by event, what waits may yet return
+        self._stations: dict[str, Waiter] = {}
+        self._thread = threading.local()  # its Waiter, outside of all stations
         self._states: dict[str, Letter] = {}  # the latest of each
+        self._earlier: dict[str, list[Letter]] = {}  # of a state, what a later iteration has overwritten
         self._pending_of: dict[str, tuple[int, int]] = {}  # by peer: letters, and their bytes
         self._aside_of: dict[str, tuple[int, int]] = {}  # the same, of those for the service thread
         self._due: set[str] = set()  # states that it is about to look at
@@ -136,13 +139,15 @@ class Mailbox:
 
     def post(self, letter: Letter) -> None:
         """Queue a letter for the next boundary, and wake who waits for it."""
-        with self._changed:
+        with self._lock:
             if letter.sender_id and not letter.state and not self.wanted(letter.name):
                 return  # it was on its way when the last listener went
             self._number += 1
             letter.number = self._number
             if letter.state:
                 latest = self._states.get(letter.name)
+                if latest is not None and letter.origin[2] >= 0 and letter.origin[:2] != latest.origin[:2]:
+                    self._keep_earlier(replace(latest))
                 if latest is not None and (latest.queued or latest.sender_id != letter.sender_id):
                     self._used(latest)
                 if latest is not None and latest.queued:
@@ -151,14 +156,14 @@ class Mailbox:
                     latest.number, latest.origin = letter.number, letter.origin
                     if any(one.thread == "service" for one in self.subscriptions.get(letter.name, ())):
                         self._put_aside(latest, [])
-                    self._hand_over(latest)
+                    self._wake()
                     return
                 self._states[letter.name] = letter
             self._enqueue(letter)
 
     def missed(self, sender: str, count: int) -> None:
         """So many events of a peer are lost for us: the next boundary tells it."""
-        with self._changed:
+        with self._lock:
             self._missed[sender] = self._missed.get(sender, 0) + count
             self.look()
 
@@ -168,29 +173,33 @@ class Mailbox:
 
     def look(self) -> None:
         """Have the next boundary look here."""
-        with self._changed:
+        with self._lock:
             self.pending = True
             if self.notify is not None:
                 self.notify()
             self._changed.notify_all()
 
     def _enqueue(self, letter: Letter) -> None:
-        listening = self.subscriptions.get(letter.name, ()) if letter.only is None else (letter.only,)
-        aside = [one for one in listening if one.thread == "service"]
+        listening = self.subscriptions.get(letter.name, _NONE) if letter.only is None else [letter.only]
+        aside = [one for one in listening if one.thread == "service"] if listening else _NONE
         kept = self._put_aside(letter, aside) if aside else True
         if aside and len(aside) == len(listening) and letter.name not in self.heard:
             letter.queued = False  # no boundary has anything to do with it
-        elif self._admit(self._pending_of, letter):
+            if not letter.state:
+                self._keep(letter)
+        elif not letter.sender_id or self._admit(self._pending_of, letter):
             self._queue.append(letter)
             self.pending = True
             if self.notify is not None:
                 self.notify()
         else:
             kept = False
-        if kept:
-            self._hand_over(letter)
-        else:
+        if not kept:
             self.missed(letter.sender, 1)
+            return
+        if not letter.state and letter.name in self._occurrences:
+            self._occurrences[letter.name].post(letter)
+        self._wake()
 
     def _admit(self, table: dict[str, tuple[int, int]], letter: Letter) -> bool:
         """Count an event of a peer as pending; False where too much of that peer is."""
@@ -217,7 +226,7 @@ class Mailbox:
         return True
 
     def _call_aside_with_latest(self, name: str) -> None:
-        with self._changed:
+        with self._lock:
             self._due.discard(name)
             letter = replace(self._states[name])
             listening = [one for one in self.subscriptions.get(name, ()) if one.thread == "service"]
@@ -227,7 +236,7 @@ class Mailbox:
     def _call_aside(self, listening: list[Subscription], letter: Letter) -> None:
         """Call handlers; the task's next boundary raises what they raise."""
         errors: list[Exception] = []
-        with self._changed:
+        with self._lock:
             self._count_delivered(self._aside_of, letter)
         for one in listening:
             if one.live:
@@ -236,7 +245,7 @@ class Mailbox:
                 except BaseException as error:  # SystemExit ends no thread but the task's
                     errors.append(error if isinstance(error, Exception) else EngineError(repr(error)))
         if errors:
-            with self._changed:
+            with self._lock:
                 kept = 0 if self.notify is None else _MOST_ERRORS - len(self._errors)
                 self._errors += errors[:kept]
                 _log_errors(errors[kept:])
@@ -244,17 +253,18 @@ class Mailbox:
 
     def detach(self) -> None:
         """No task delivers here any more."""
-        with self._changed:
-            self.notify, self.origin = None, anywhere
+        with self._lock:
+            self.notify, self.line = None, _NO_LINE
+            self._stations.clear()
+            self._earlier.clear()
+            for known in self._occurrences.values():
+                known.recent.clear()
             _log_errors(self._errors)
             self._errors.clear()
 
-    def _hand_over(self, letter: Letter) -> None:
-        # At once: a boundary may deliver it before the waiting thread wakes.
-        for wait in self._waits:
-            if wait.event == letter.name and wait.found is None and letter.only is None:
-                wait.found = letter
-        self._changed.notify_all()
+    def _wake(self) -> None:
+        if self._gate.waiting:
+            self._changed.notify_all()
 
     # --- listening --------------------------------------------------------------------------
 
@@ -264,7 +274,7 @@ class Mailbox:
             raise UsageError(
                 f"the handler of {one.event!r} must be callable, not {type(one.handler).__name__}"
             )
-        with self._changed:
+        with self._lock:
             self.subscriptions.setdefault(one.event, []).append(one)
             latest = self._states.get(one.event)
             if latest is not None and one.thread == "service":
@@ -279,7 +289,7 @@ class Mailbox:
 
     def unsubscribe(self, event: str, handler: Handler | None) -> None:
         """Take off a handler's last subscription, or without a handler all of them."""
-        with self._changed:
+        with self._lock:
             known = self.subscriptions.get(event, [])
             gone = [one for one in known if handler is None or one.handler == handler]
             if not gone:
@@ -291,7 +301,7 @@ class Mailbox:
                 self._remove(one)
 
     def _remove(self, one: Subscription) -> None:
-        with self._changed:
+        with self._lock:
             one.live = False
             known = self.subscriptions.get(one.event, [])
             if one in known:
@@ -324,44 +334,102 @@ class Mailbox:
         expected: Callable[[], str],
         announce: Callable[[], None],
     ) -> Letter:
-        wait = _Wait(event)
-        with self._changed:
-            wait.found = self._unseen(event)
-            if wait.found is None:
-                self._waits.append(wait)
-        try:
-            if event not in self.heard:
-                self.heard.add(event)
-                announce()
-            found = self._gate.until(
-                lambda: wait.found,
-                None if deadline is None else max(0.0, deadline - time.monotonic()),
-                lambda: f"{self._late(event, timeout)}{expected()}",
-                what=repr(event),
-            )
-        finally:
-            with self._changed:
-                if wait in self._waits:
-                    self._waits.remove(wait)
-        self._last_of()[event] = found.number
+        station = self.line.station()
+        now = (0, 0, 0) if station is None else station[1]
+        with self._lock:
+            waiter = self._waiter(None if station is None else station[0])
+            backlog = self._backlog(event, waiter)
+
+        def unseen() -> Letter | None:
+            if event in self._states:
+                return self._unseen_state(event, waiter, None if station is None else now)
+            return cast("Letter | None", backlog.take(now, self.line))
+
+        if event not in self.heard:
+            self.heard.add(event)
+            announce()
+        found = self._gate.until(
+            unseen,
+            None if deadline is None else max(0.0, deadline - time.monotonic()),
+            lambda: f"{self._late(event, timeout, backlog)}{expected()}",
+            what=repr(event),
+        )
+        if found.state:
+            waiter.last[event] = found.number
         return found
 
-    def _last_of(self) -> dict[str, int]:
-        last: dict[str, int] = self._waited.__dict__
-        return last
+    def stations(self, names: Container[str]) -> None:
+        """Say which stations there are: what others have waited for is kept no longer."""
+        with self._lock:
+            self._stations = {name: one for name, one in self._stations.items() if name in names}
 
-    def _unseen(self, event: str) -> Letter | None:
-        after = self._last_of().get(event, 0)
-        latest = self._states.get(event)
-        if latest is not None:
-            return latest if latest.number > after else None
-        return next((one for one in self._queue if one.name == event and one.number > after), None)
+    def _waiter(self, station: str | None) -> Waiter:
+        if station is not None:
+            known = self._stations.get(station)
+            if known is None:
+                known = self._stations[station] = Waiter(f"station {station!r}", in_time=True)
+            return known
+        if not hasattr(self._thread, "waiter"):
+            name = f"thread {threading.current_thread().name!r}"
+            self._thread.waiter = Waiter(name, in_time=False)
+        waiter: Waiter = self._thread.waiter
+        return waiter
 
-    def _late(self, event: str, timeout: float | None) -> str:
-        with self._changed:
+    def _backlog(self, event: str, waiter: Waiter) -> Backlog:
+        """Return what a waiter has yet to be given of an event; the first time, what is still known of it."""
+        backlog = waiter.backlogs.get(event)
+        if backlog is None:
+            backlog = waiter.backlogs[event] = Backlog(event, waiter.name, in_time=waiter.in_time)
+            known = self._known(event)
+            known.add(backlog)
+            for letter in known.recent if waiter.in_time else ():
+                backlog.add(letter)
+            for letter in self._queue:
+                if letter.name == event and not letter.state:
+                    backlog.add(letter)
+        return backlog
+
+    def _unseen_state(self, event: str, waiter: Waiter, now: Origin | None) -> Letter | None:
+        """Return the latest value of a state that a wait at this place in time may see, if it is new."""
+        after = waiter.last.get(event, 0)
+        for letter in (self._states[event], *reversed(self._earlier.get(event, ()))):
+            if letter.number <= after:
+                return None
+            slot, place, entry = letter.origin
+            if now is None or entry < 0:
+                return letter
+            if entry <= now[2] and (slot < now[0] or place == now[1]) and not self.line.abandoned(entry):
+                return letter
+        return None
+
+    def _keep_earlier(self, latest: Letter) -> None:
+        """Keep a value that was overwritten, as long as an earlier iteration under way may wait for it."""
+        earlier, oldest = self._earlier.setdefault(latest.name, []), self.line.oldest()
+        earlier.append(latest)
+        while len(earlier) > 1 and earlier[1].origin[2] < oldest:
+            del earlier[0]
+
+    def _keep(self, letter: Letter) -> None:
+        """Keep an event that was delivered; without a task no station will ever wait for it."""
+        known = self._occurrences.get(letter.name)
+        if known is None and self.notify is not None:
+            known = self._known(letter.name)
+        if known is not None:
+            known.delivered(letter, self.line)
+
+    def _known(self, event: str) -> Occurrences:
+        return self._occurrences.setdefault(event, Occurrences())
+
+    def _late(self, event: str, timeout: float | None, backlog: Backlog) -> str:
+        with self._lock:
             known = {one.name for one in self._queue} | set(self.subscriptions)
         near = difflib.get_close_matches(event, known - {event}, n=1)
         hint = f"; an event {near[0]!r} is known: is that the one?" if near else ""
+        if backlog:
+            hint = (
+                "; only by earlier stations in later iterations, or by later stations in this slot, which a "
+                "wait sees from the next slot on"
+            )
         return f"no {event!r} was emitted within {timeout:g} s{hint}"
 
     # --- boundaries -------------------------------------------------------------------------
@@ -371,7 +439,7 @@ class Mailbox:
 
         What handlers emit waits for the next boundary.
         """
-        with self._changed:
+        with self._lock:
             for sender, missed in self._missed.items():
                 self.post(Letter(MISSED, (), {"peer": sender, "count": missed}))
             self._missed.clear()
@@ -379,23 +447,26 @@ class Mailbox:
             self._errors.clear()
             count = len(self._queue)
             if count > 1:
-                self._queue = deque(sorted(self._queue, key=lambda letter: letter.origin))
+                self._queue = deque(sorted(self._queue, key=_origin))
         try:
             for _ in range(count):  # one by one: an interrupt leaves the rest queued
-                with self._changed:
+                with self._lock:
                     letter = self._queue.popleft()
                     letter.queued = False
-                    self._count_delivered(self._pending_of, letter)
-                    listening = [
-                        one for one in self.subscriptions.get(letter.name, ()) if one.thread == "task"
-                    ]
+                    if not letter.state:
+                        if letter.sender_id:
+                            self._count_delivered(self._pending_of, letter)
+                        self._keep(letter)
+                    listening = self.subscriptions.get(letter.name, _NONE)
+                    if listening:
+                        listening = [one for one in listening if one.thread == "task"]
                 for one in listening if letter.only is None else (letter.only,):
                     if one.live:
                         self._call(one, letter, errors)
                 if letter.state:
                     self._used(letter)
         finally:
-            with self._changed:
+            with self._lock:
                 self.pending = bool(self._queue or self._errors or self._missed)
 
     def _count_delivered(self, table: dict[str, tuple[int, int]], letter: Letter) -> None:
@@ -428,7 +499,7 @@ class Mailbox:
         except (Torn, Unattachable):
             # What is newer is on its way, and is delivered in its place.
             if one.once:
-                with self._changed:
+                with self._lock:
                     one.live = True
                     self.subscriptions.setdefault(one.event, []).append(one)
         except CodecError:
@@ -448,7 +519,7 @@ class Mailbox:
             except (Torn, Unattachable):
                 self.opener.pull(letter.sender_id, letter.name)
                 raise
-            with self._changed:
+            with self._lock:
                 if letter.arrived is arrived:
                     letter.args = (value,)
             return (value,), {}
@@ -531,6 +602,6 @@ def _gone() -> bool:
     return False
 
 
-def anywhere() -> tuple[int, int]:
-    """The origin of what has none: it goes first."""
-    return 0, 0
+_NO_LINE = NoLine()
+_NONE: list[Subscription] = []
+_origin = attrgetter("origin")

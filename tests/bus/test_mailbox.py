@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.bus import mailbox
+from engine.bus.backlog import Origin
 from engine.bus.gate import Gate
 from engine.bus.mailbox import (
     MOST_PENDING,
@@ -96,7 +97,7 @@ def on(box: Mailbox, event: str, handler: Handler, *, once: bool = False, view: 
     box.subscribe(Subscription(event, handler, once=once, view=view))
 
 
-def event(name: str, *args: Any, origin: tuple[int, int] = (0, 0)) -> Letter:
+def event(name: str, *args: Any, origin: Origin = (0, 0, -1)) -> Letter:
     return Letter(name, args, {}, origin=origin)
 
 
@@ -142,7 +143,12 @@ def test_letters_reach_handlers_in_the_order_of_posting(box: Mailbox) -> None:
 def test_letters_of_threads_at_the_same_time_come_by_their_origin(box: Mailbox) -> None:
     log: list[Any] = []
     on(box, "a_b", log.append)
-    for origin, value in (((2, 0), "late"), ((1, 1), "second"), ((1, 0), "first"), ((1, 1), "third")):
+    for origin, value in (
+        ((2, 0, -1), "late"),
+        ((1, 1, -1), "second"),
+        ((1, 0, -1), "first"),
+        ((1, 1, -1), "third"),
+    ):
         box.post(event("a_b", value, origin=origin))
     deliver(box)
     assert log == ["first", "second", "third", "late"]
