@@ -15,6 +15,7 @@ from engine.errors import EnvError
 from engine.types import Arrays
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+LARGEST = float(np.finfo(np.float32).max)
 _ACTIONS = "Box, Discrete, MultiDiscrete or MultiBinary"
 
 
@@ -93,18 +94,23 @@ def replace_rows(arrays: Arrays, rows: np.ndarray[Any, Any], other: Arrays) -> A
     return out
 
 
-def non_finite_row(arrays: Arrays) -> tuple[int, str] | None:
-    """Return the first row, and the name of the leaf, that holds nan or infinity; None when all is finite."""
+def non_finite_row(arrays: Arrays) -> tuple[int, str, float] | None:
+    """Return the first row that holds a number which is not finite in float32; None if there is none.
+
+    With it come the name of the leaf and the number: nan, infinity, or a float64 beyond float32.
+    """
     if isinstance(arrays, dict):
         for key, value in arrays.items():
             found = non_finite_row(value)
             if found:
-                return found[0], f"{key}.{found[1]}".rstrip(".")
+                return found[0], f"{key}.{found[1]}".rstrip("."), found[2]
         return None
     if arrays.dtype.kind != "f":
         return None
-    finite = np.isfinite(arrays)
+    # Policies compute in float32, so what is wider must fit: infinite is what it would become.
+    finite = np.isfinite(arrays) if arrays.dtype.itemsize <= 4 else np.abs(arrays) <= LARGEST
     # Counting is twice as quick as `all()` on the few numbers of a step.
     if np.count_nonzero(finite) == arrays.size:
         return None
-    return int(np.argmin(finite.reshape(len(arrays), -1).all(axis=1))), ""
+    row = int(np.argmin(finite.reshape(len(arrays), -1).all(axis=1)))
+    return row, "", float(arrays[row].ravel()[np.argmin(finite[row])])

@@ -26,6 +26,7 @@ from engine.envs.contract import watch_first_calls
 from engine.envs.process import ProcessVectorEnv
 from engine.envs.returns import innermost_of
 from engine.envs.spaces import (
+    LARGEST,
     check_action_space,
     check_observation_space,
     named,
@@ -226,10 +227,11 @@ class VectorEnv:
         # Copies throughout: environments may write the next step into the same buffers.
         obs = self._read(raw)
         self._returns += reward
-        reward = np.array(reward, np.float32)
+        paid, reward = reward, np.array(reward, np.float32)
         if np.count_nonzero(np.isfinite(reward)) != self.num_envs:
             index = int(np.argmin(np.isfinite(reward)))
-            raise EnvError(f"{self.name} gave the reward {reward[index]} in environment {index}")
+            value = float(paid[index])
+            raise EnvError(f"{self.name} gave the reward {value:g} in environment {index}{_hint(value)}")
         terminated = np.array(terminated, np.bool_)
         truncated = np.array(truncated, np.bool_)
         if self._dummy is None and not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
@@ -304,7 +306,10 @@ class VectorEnv:
         bad = non_finite_row(obs)
         if bad:
             what = f"observation {bad[1]}".rstrip()
-            raise EnvError(f"{self.name} gave an {what} that is not finite in environment {bad[0]}")
+            raise EnvError(
+                f"{self.name} gave an {what} that is not finite as float32 in environment {bad[0]}: "
+                f"it holds {bad[2]:g}{_hint(bad[2])}"
+            )
         return obs
 
     def _end(
@@ -392,6 +397,13 @@ class VectorEnv:
         for index in ended:
             write_row(self._raw_space, next_obs, index, final[index])
         return self._finite(next_obs)
+
+
+def _hint(value: float) -> str:
+    """What to do about a number that is too large; nan has no remedy here."""
+    if np.isnan(value):
+        return ""
+    return f", and policies compute in float32, which ends at {LARGEST:.1e}; scale or clip it with a wrapper"
 
 
 def _autoreset_mode(env: Any, name: str) -> AutoresetMode:

@@ -43,7 +43,7 @@ _SAME = (
     # creation
     "asarray arange zeros ones full zeros_like ones_like full_like "
     # dtypes
-    "float32 float64 int32 int64 bool"
+    "float32 float64 int32 int64 bool finfo"
 )
 _DIFFERENT = (
     "max min var std cumulative_sum flip roll take_along_axis permute_dims astype "

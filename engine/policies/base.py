@@ -85,7 +85,8 @@ class TorchPolicy:
         `obs` is what gymnasium gives, dicts and tuples included; one dimension more than the
         space has makes it a batch.  Discrete actions count from the space's `start` (an int for
         one observation), Box actions are clipped to the bounds.  Sampling draws from the
-        policy's own generator.  Raises `ValueError` for observations of another shape.
+        policy's own generator.  Raises `ValueError` for observations of another shape, and for numbers that
+        are not finite in float32.
         """
         arrays, single = to_arrays(obs, self.observation_space)
         action = env_action(self._choose(arrays, deterministic), self.action_space)

@@ -9,10 +9,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from engine.errors import ConfigError, EnvError
+from engine.errors import ConfigError, EnvError, UsageError
 from engine.types import Arrays
 
 Space = gymnasium.Space[Any]
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def to_arrays(obs: Any, space: Space) -> tuple[Arrays, bool]:
@@ -20,7 +22,8 @@ def to_arrays(obs: Any, space: Space) -> tuple[Arrays, bool]:
 
     Accepts one observation as `env.reset()` gives it, or a batch with one more dimension
     at the front; dicts for Dict, tuples or dicts with item_0.. for Tuple.  Raises
-    `ValueError` for a shape that is neither, `EnvError` for a space that has no arrays.
+    `ValueError` for a shape that is neither, and for numbers that are not finite in float32, in which
+    policies compute; `EnvError` for a space that has no arrays.
     """
     arrays, single = _leaf_arrays(obs, space, "obs")
     return (_batched(arrays) if single else arrays), single
@@ -46,7 +49,15 @@ def _leaf_arrays(obs: Any, space: Space, name: str) -> tuple[Arrays, bool]:
     if parts is None:
         if space.shape is None:
             raise EnvError(f"{name} has the space {space}, whose values are no arrays")
-        array = np.asarray(obs, dtype=space.dtype)
+        array = np.asarray(obs)
+        if array.dtype.kind == "f":
+            fits = np.abs(array) <= _LARGEST
+            if np.count_nonzero(fits) != array.size:
+                wrong = array.ravel()[np.argmin(fits)]
+                raise UsageError(
+                    f"{name} holds {wrong:g}; a policy acts on finite numbers of float32, up to 3.4e38"
+                )
+        array = array.astype(space.dtype, copy=False)
         extra = array.ndim - len(space.shape)
         if extra not in (0, 1) or array.shape[extra:] != space.shape:
             raise ValueError(

@@ -286,6 +286,48 @@ def test_numbers_that_are_not_finite_are_refused_with_the_index(what):
         env.step(np.zeros(2, int))
 
 
+class Wide(Counting):
+    """Float64 numbers, one of them as large as it is told."""
+
+    def __init__(self, value, what="observation"):
+        super().__init__()
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.value, self.what = value, what
+
+    def observe(self):
+        return np.array([0.0, self.value if self.what == "observation" else 0.0])
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, self.value if self.what == "reward" else 0.0, *rest
+
+
+@pytest.mark.parametrize("value", [1e39, -1e300, np.inf])
+def test_numbers_beyond_float32_are_refused_with_the_reason(value):
+    with pytest.raises(
+        EnvError, match=r"observation .*environment 0: it holds .*float32, which ends at 3.4e\+38"
+    ):
+        VectorEnv(SyncVectorEnv([lambda: Wide(value)])).reset()
+    env = VectorEnv(SyncVectorEnv([lambda: Wide(value, "reward")]))
+    env.reset()
+    with (
+        pytest.raises(EnvError, match=r"the reward .*float32, which ends at 3.4e\+38"),
+        np.errstate(over="ignore"),
+    ):
+        env.step(np.zeros(1, int))
+
+
+@pytest.mark.parametrize("value", [3.4e38, -3.4e38, 0.0])
+def test_numbers_that_float32_holds_are_kept(value):
+    env = VectorEnv(SyncVectorEnv([lambda: Wide(value)]))
+    assert env.reset()[0, 1] == value
+
+
+def test_nan_gets_no_hint_about_its_size():
+    with pytest.raises(EnvError, match=r"it holds nan$"):
+        VectorEnv(SyncVectorEnv([lambda: Wide(np.nan)])).reset()
+
+
 def test_actions_of_another_shape_are_refused():
     env = over([[(3, "both")]] * 2, AutoresetMode.DISABLED)
     env.reset()

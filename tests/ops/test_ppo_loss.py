@@ -114,6 +114,22 @@ def test_normalized_advantages_have_mean_0_and_deviation_1(convert) -> None:
     assert found.std() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [2, 3, 64, 1000, 4097])
+@pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 123.456, -7.7e5, 1e10, 3e18])
+def test_equal_advantages_have_no_spread_to_be_blown_up(convert, value, rows, dtype) -> None:
+    found = np.asarray(normalize(convert(np.full(rows, value, dtype))))
+    assert np.all(found == 0), "rounding of the mean is no advantage"
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, -1000.0])
+def test_a_small_spread_above_the_rounding_of_the_mean_is_kept(convert, offset) -> None:
+    advantage = np.full(64, offset, np.float32)
+    advantage[::2] += np.float32(abs(offset) or 1.0) * 2.0**-18  # 32 roundings
+    found = np.asarray(normalize(convert(advantage), epsilon=0.0))
+    np.testing.assert_allclose(np.abs(found), 1.0, rtol=0.05)  # the mean itself is rounded
+
+
 def test_a_single_advantage_is_neither_nan_nor_0() -> None:
     assert normalize(np.array([3.0], np.float32)).tolist() == [3.0]
     assert normalize(torch.tensor([3.0])).tolist() == [3.0]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from engine.errors import ConfigError, EnvError
+from engine.errors import ConfigError, EngineError, EnvError
+from engine.policies.config import PPOConfig
 from engine.policies.device import choose_device
 from engine.policies.heads import Categorical, Gaussian, MultiCategorical, head_for
 from engine.policies.noise import Noise, gumbel, normal, uniform
@@ -171,3 +172,23 @@ def test_observation_keys_that_a_batch_cannot_hold_are_refused_while_building() 
     space = spaces.Dict({"inner": spaces.Dict({"values": spaces.Box(-1, 1, (2,))})})
     with pytest.raises(EnvError, match="'values'"):
         PPO(space, spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
+def test_observations_that_are_not_finite_in_float32_are_refused(value: float) -> None:
+    space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    policy = PPO(space, spaces.Discrete(2), PPOConfig(hidden=(8,)), seed=0)
+    for obs in (np.array([0.0, value, 0.0]), [[0.0, 0.0, 0.0], [0.0, 0.0, value]]):
+        for deterministic in (True, False):
+            with pytest.raises(ValueError, match=r"obs holds .*finite numbers of float32") as raised:
+                policy.act(obs, deterministic=deterministic)
+            assert isinstance(raised.value, EngineError)
+    assert policy.act(np.zeros(3)) in (0, 1)
+
+
+def test_a_part_that_is_not_finite_is_named() -> None:
+    space = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (1,), np.float64), "b": spaces.Discrete(3)})
+    with pytest.raises(ValueError, match=r"obs\.a holds nan"):
+        to_arrays({"a": [np.nan], "b": 1}, space)
+    with pytest.raises(ValueError, match=r"obs\.b holds nan"):
+        to_arrays({"a": [0.5], "b": np.nan}, space)
