@@ -50,16 +50,16 @@ def top(run: str, once: bool, as_json: bool) -> None:
 def _watch(ask: Any, run: Run) -> None:
     """Draw until the run is over."""
     from rich.console import Console
-    from rich.live import Live
 
+    from engine.runs.area import Area
     from engine.runs.fleet import picture
 
     console = Console()
     title = f"{run.info['algo']} · {run.info['env']} · seed {run.info['seed']}"
-    with Live(console=console, auto_refresh=False) as live:
+    with Area(console, redirect_stdout=True) as live:
         while Run.open(run.path).state == "running":
             try:
-                live.update(picture(ask(), title, console.width - 2), refresh=True)
+                live.show(picture(ask(), title, console.width - 2))
             except EngineError:
                 if not _ends(run):
                     raise

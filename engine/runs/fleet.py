@@ -58,10 +58,11 @@ class Fleet:
         self._off = self.mode == "off"
         if self.mode == "rich":
             from rich.console import Console
-            from rich.live import Live
+
+            from engine.runs.area import Area
 
             self._console = Console(file=self._file)
-            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
+            self._live = Area(self._console)
 
     def line(self, seat: str, text: str) -> dict[str, Any] | None:
         """Take a line that a process printed; return the row of progress that it is, if it is one.
@@ -109,9 +110,7 @@ class Fleet:
         if self.mode == "json":
             self._print({"event": "status", **status}, "")
         elif self.mode == "rich":
-            if not self._live.is_started:
-                self._live.start()
-            self._live.update(picture(status, self._title, self._console.width - 2), refresh=True)
+            self._live.show(picture(status, self._title, self._console.width - 2))
         else:
             text = sentence(status)
             if text != self._last:

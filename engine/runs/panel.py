@@ -8,12 +8,12 @@ from typing import TextIO
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel as Frame
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from engine.runs.area import Area
 from engine.runs.progress import Snapshot, short, steps
 from engine.runs.stations import bounding, percents
 from engine.runs.throughput import duration
@@ -32,19 +32,13 @@ class Panel:
 
     def __init__(self, file: TextIO) -> None:
         self.console = Console(file=file)
-        self._live = Live(
-            console=self.console,
-            auto_refresh=False,
-            redirect_stdout=sys.stdout.isatty(),  # a piped stdout carries results and stays what it is
-            redirect_stderr=True,
-        )
+        # A piped stdout carries results and stays what it is.
+        self._area = Area(self.console, redirect_stdout=sys.stdout.isatty())
 
     def draw(self, snapshot: Snapshot) -> None:
         """Show a snapshot in place of the one before."""
-        if not self._live.is_started:
-            self._live.start()
         # Room for the ^C that a terminal echoes behind the last line: wrapped, it would shift the picture.
-        self._live.update(render(snapshot, self.console.width - 2), refresh=True)
+        self._area.show(render(snapshot, self.console.width - 2))
 
     def message(self, text: str) -> None:
         """Print a line above the panel."""
@@ -52,8 +46,8 @@ class Panel:
 
     def close(self) -> None:
         """Leave the last picture and give the terminal back."""
-        if self._live.is_started:
-            self._live.stop()
+        if self._area.is_started:
+            self._area.stop()
 
 
 def render(snapshot: Snapshot, width: int) -> RenderableType:
