@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.data.columns import Array, map_leaves
-from engine.data.replay import ReplayBuffer
+from engine.data.replay import ReplayBuffer, too_large
 from engine.data.sum_tree import SumTree
 from engine.errors import StateError, UsageError
 from engine.types import Arrays
@@ -52,7 +52,10 @@ class PrioritizedReplay(ReplayBuffer):
         self.alpha = alpha
         self.beta = beta
         self.epsilon = epsilon
-        self._tree = SumTree(capacity)
+        try:
+            self._tree = SumTree(capacity)
+        except MemoryError as error:
+            raise too_large(capacity, error) from error
         self._largest = 1.0  # p^alpha of a new transition
         self._pushed = 0
 

@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 
 from engine.data.columns import Array, Columns, map_leaves
-from engine.errors import StateError, UsageError
+from engine.errors import EngineError, StateError, UsageError
 from engine.types import Arrays
+
+
+def too_large(capacity: int, error: MemoryError) -> EngineError:
+    """Return what to raise where the system refuses the memory of a buffer."""
+    return EngineError(
+        f"a replay buffer of {capacity:,} transitions does not fit into this machine's memory ({error}); "
+        "make it smaller (train.buffer_size)"
+    )
 
 
 class ReplayBuffer:
@@ -41,7 +49,7 @@ class ReplayBuffer:
 
         Raises `TreeError` naming a column that differs from the first push; nothing is stored then.
         """
-        columns = self._columns or Columns(transitions, (self.capacity,), batched=True)
+        columns = self._columns or self._allocated(transitions)
         values = columns.checked(transitions)
         start = self._position
         stop = start + len(values[0])
@@ -66,6 +74,12 @@ class ReplayBuffer:
         rows = self.generator.integers(self._size, size=batch_size)
         # take() along the first dimension is several times faster than indexing for rows of few numbers.
         return map_leaves(lambda column: column.take(rows, 0), self._columns.arrays)
+
+    def _allocated(self, transitions: dict[str, Arrays]) -> Columns:
+        try:
+            return Columns(transitions, (self.capacity,), batched=True)
+        except MemoryError as error:
+            raise too_large(self.capacity, error) from error
 
     def _wrap(self, columns: Columns, values: Sequence[Array]) -> None:
         """Write rows that reach the end of the ring and go on at its start."""

@@ -241,10 +241,12 @@ def _replay(config: DQNRun, policy: DQN) -> tuple[ReplayBuffer, list[Middleware]
     from engine.middleware.learner import ReplayLearner
     from engine.middleware.prioritized import PrioritizedLearner
     from engine.ops.schedules import Linear
+    from engine.recipes.advice import advise_replay
     from engine.seeding import stream
 
     learn, draws = config.train, stream(config.seed, "replay")
     size, warm_up, ratio = learn.batch_size, learn.warm_up, learn.updates_per_step
+    advise_replay(config, policy.observation_space)
     if learn.prioritized is None:
         buffer = ReplayBuffer(learn.buffer_size, generator=draws)
         return buffer, [

@@ -89,6 +89,7 @@ def ppo(
     from engine.middleware.functional.stop import stop_at_env_step
     from engine.middleware.functional.train import train
     from engine.policies.ppo import PPO
+    from engine.recipes.advice import advise_minibatches
     from engine.recipes.parts import make_envs, make_evaluator, part_of, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
@@ -120,6 +121,7 @@ def ppo(
             name="collect",
         )
     if envs.evaluation is not None:
+        advise_minibatches(config, 1 if together or bus is None else bus.crew.get(COLLECTOR.name, 1))
         if not together:
             task.use(
                 measure_progress(total_env_steps=total),
