@@ -328,7 +328,7 @@ def test_a_wait_in_vain_says_that_what_there_is_comes_later() -> None:
 
     with Task(async_mode=True) as task:
         task.use(early, late)
-        with pytest.raises(DeadlineExceeded, match="by later stations in this slot, which a wait sees from"):
+        with pytest.raises(DeadlineExceeded, match="a later one in this slot, which comes with the next"):
             task.run(max_step=3)
 
 
@@ -367,6 +367,52 @@ def test_after_an_interrupt_the_next_run_goes_on_with_what_is_in_flight() -> Non
             task.run(max_step=4)
     assert got == [(step, step) for step in range(len(got))]
     assert len(got) >= 10
+
+
+def test_the_next_task_of_a_bus_is_given_what_the_last_one_has_not_delivered() -> None:
+    bus, got = Bus(), []
+    bus.declare("task_model", "state")
+
+    def emit(ctx: Context) -> None:
+        if ctx.total_step == 3:
+            bus.emit("task_said", "last")
+            bus.emit("task_model", "last")
+
+    def fail(ctx: Context) -> None:
+        if ctx.total_step == 2:
+            raise ValueError
+
+    with Task(bus=bus, async_mode=True) as task, pytest.raises(ValueError):
+        task.use(emit, fail).run()
+    with Task(bus=bus, async_mode=True) as task:
+        task.use(waiting(task, "task_said", got), waiting(task, "task_model", got), name="wait").run(
+            max_step=1
+        )
+    assert got == [(0, "last"), (0, "last")]
+
+
+def test_what_a_wait_may_not_see_yet_is_looked_at_once_a_slot() -> None:
+    looked = 0
+
+    class Said:
+        weight = 1
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @property
+        def origin(self) -> backlog.Origin:
+            nonlocal looked
+            looked += 1
+            return 5, -2, 3
+
+    waits, line = backlog.Backlog("task_said", "station 'a'", in_time=True), backlog.NoLine()
+    for number in range(100):
+        waits.add(Said(number))
+        assert waits.take((5, -1, 4), line) is None, f"{number} were emitted by a later station in this slot"
+    assert looked <= 4 * 100
+    assert waits.take((6, -1, 5), line) is not None
+    assert len(waits) == 99
 
 
 def test_a_state_is_the_one_of_the_iteration_that_waits() -> None:

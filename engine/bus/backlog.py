@@ -96,11 +96,12 @@ class Backlog:
         self._event, self._waiter, self._in_time = event, waiter, in_time
         self._plain: deque[Occurrence] = deque()  # without an iteration, as they came
         self._past: list[tuple[int, int, int, Occurrence]] = []  # a heap, as in order they would have come
-        self._fresh: list[Occurrence] = []  # with an iteration; perhaps of the slot under way
+        self._fresh: list[Occurrence] = []  # with an iteration, not looked at yet
+        self._held: list[Occurrence] = []  # of other stations in the slot under way
         self._told = False
 
     def __len__(self) -> int:
-        return len(self._plain) + len(self._past) + len(self._fresh)
+        return len(self._plain) + len(self._past) + len(self._fresh) + len(self._held)
 
     def add(self, letter: Occurrence) -> None:
         """Take in what was emitted."""
@@ -111,7 +112,7 @@ class Backlog:
 
     def take(self, now: Origin, line: Line) -> Occurrence | None:
         """Return the oldest occurrence that a wait at this place in time may see, and forget it."""
-        if self._fresh:
+        if self._fresh or self._held:
             self._age(now)
         past, plain = self._past, self._plain
         while past and line.abandoned(past[0][0]):
@@ -143,13 +144,15 @@ class Backlog:
 
     def _age(self, now: Origin) -> None:
         """Sort in what was emitted before this slot, or in it by the station that asks."""
-        fresh, self._fresh = self._fresh, []
-        for letter in fresh:
+        if self._held and self._held[0].origin[0] < now[0]:
+            self._fresh, self._held = self._held + self._fresh, []
+        for letter in self._fresh:
             slot, place, entry = letter.origin
             if slot < now[0] or place == now[1]:
                 heappush(self._past, (entry, -place, letter.number, letter))
             else:
-                self._fresh.append(letter)
+                self._held.append(letter)
+        self._fresh.clear()
 
 
 class Occurrences:

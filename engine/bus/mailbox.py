@@ -257,6 +257,8 @@ class Mailbox:
             self.notify, self.line = None, _NO_LINE
             self._stations.clear()
             self._earlier.clear()
+            for letter in (*self._queue, *self._states.values()):  # another line counts anew
+                letter.origin = 0, 0, -1
             for known in self._occurrences.values():
                 known.recent.clear()
             _log_errors(self._errors)
@@ -382,11 +384,9 @@ class Mailbox:
             backlog = waiter.backlogs[event] = Backlog(event, waiter.name, in_time=waiter.in_time)
             known = self._known(event)
             known.add(backlog)
-            for letter in known.recent if waiter.in_time else ():
+            queued = [one for one in self._queue if one.name == event and not one.state]
+            for letter in sorted([*(known.recent if waiter.in_time else ()), *queued], key=_number):
                 backlog.add(letter)
-            for letter in self._queue:
-                if letter.name == event and not letter.state:
-                    backlog.add(letter)
         return backlog
 
     def _unseen_state(self, event: str, waiter: Waiter, now: Origin | None) -> Letter | None:
@@ -423,13 +423,14 @@ class Mailbox:
     def _late(self, event: str, timeout: float | None, backlog: Backlog) -> str:
         with self._lock:
             known = {one.name for one in self._queue} | set(self.subscriptions)
+        if backlog:
+            return (
+                f"no {event!r} that this wait may return was emitted within {timeout:g} s: an earlier "
+                "station emitted it in a later iteration, or a later one in this slot, which comes with "
+                "the next slot"
+            )
         near = difflib.get_close_matches(event, known - {event}, n=1)
         hint = f"; an event {near[0]!r} is known: is that the one?" if near else ""
-        if backlog:
-            hint = (
-                "; only by earlier stations in later iterations, or by later stations in this slot, which a "
-                "wait sees from the next slot on"
-            )
         return f"no {event!r} was emitted within {timeout:g} s{hint}"
 
     # --- boundaries -------------------------------------------------------------------------
@@ -604,4 +605,4 @@ def _gone() -> bool:
 
 _NO_LINE = NoLine()
 _NONE: list[Subscription] = []
-_origin = attrgetter("origin")
+_origin, _number = attrgetter("origin"), attrgetter("number")
