@@ -92,6 +92,11 @@ class Context:
         return self._finish_reason is not None if self._task is None else self._task.finish
 
     @property
+    def hurried(self) -> bool:
+        """Whether a signal ends the task: what may take long, as an evaluation, is ended at once."""
+        return self._task is not None and self._task.hurried
+
+    @property
     def running(self) -> str | None:
         """The full name of the middleware that the hook being called belongs to."""
         name: str | None = self.__dict__.get("_running")
@@ -103,7 +108,7 @@ class Context:
     def _known(self) -> list[str]:
         declared = (item.name for item in fields(self))
         written = (name for name in self.__dict__ if not name.startswith("_"))
-        return sorted({*declared, *written, "get", "keep", "finish", "finishing"})
+        return sorted({*declared, *written, "get", "keep", "finish", "finishing", "hurried"})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols such as copy ask for names that need not exist

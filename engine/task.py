@@ -79,7 +79,7 @@ class Task:
         self._owned: list[Any] = []
         self._shared: list[Any] = []
         self._finish_reason: str | None = None
-        self._interrupted = False
+        self._interrupted = self._hurried = False
         self._stop = Stop()
         self._entered = False
         self._running = False
@@ -225,11 +225,18 @@ class Task:
         """Why the task finishes or finished before its steps were done; None if nobody asked."""
         return self._finish_reason
 
+    @property
+    def hurried(self) -> bool:
+        """Whether a signal asked for the end since `run` began, of this process or of the whole program."""
+        return self._hurried
+
     def request_finish(self, reason: str) -> None:
         """Ask for the end after the iterations in flight; the first reason stands.
 
         Overlapped, what a station asks holds for itself at once, and for the others from the next slot on.
         """
+        if reason in REASONS.values():
+            self._hurried = True
         if self._executor.hold(reason):
             return
         if self._finish_reason is None:
@@ -343,7 +350,7 @@ class Task:
             raise UsageError("the task is running already; run it from one place at a time")
         if steps is None and not self._members:
             raise UsageError("nothing to run: use(...) a middleware first, or give max_step")
-        self._finish_reason, self._interrupted = None, False
+        self._finish_reason, self._interrupted, self._hurried = None, False, False
         self._stop = Stop(self._signalled)
         self._running = True
         self.bus.runs_on(threading.get_ident())

@@ -40,8 +40,9 @@ def evaluate(
     policy, played, films = experiment.play(
         found, episodes=episodes, seed=seed, env=env, which=which, videos=video
     )
-    report = measure([return_ for return_, _ in played], [length for _, length in played])
+    report = measure([return_ for return_, *_ in played], [length for _, length, _ in played])
     report |= {
+        "cut": sum(cut for *_, cut in played),
         "env": env or found.info.get("env"),
         "run": str(found.path),
         "policy": str(policy),
@@ -68,10 +69,11 @@ def measure(returns: list[float], lengths: list[int]) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """Lay a report out for reading."""
+    cut = f", of which {report['cut']} did not end and were cut" if report.get("cut") else ""
     rows = [
         ("policy", report["policy"]),
         ("env", report["env"]),
-        ("episodes", str(report["episodes"])),
+        ("episodes", f"{report['episodes']}{cut}"),
         ("return", f"{report['return_mean']:.2f} ± {report['return_std']:.2f} (mean ± standard deviation)"),
         ("range", f"{report['return_min']:.2f} to {report['return_max']:.2f}"),
         ("mean within", f"± {report['return_error']:.2f} (95 %)"),

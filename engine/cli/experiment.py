@@ -55,8 +55,10 @@ def picture(target: Target, form: str) -> str:
 
 def play(
     run: Run, *, episodes: int, seed: int | None, env: str | None, which: str | None, videos: int
-) -> tuple[Path, list[tuple[float, int]], list[Path]]:
-    """Play deterministic episodes with a run's policy; return its path, (return, length) of each, and films.
+) -> tuple[Path, list[tuple[float, int, bool]], list[Path]]:
+    """Play deterministic episodes with a run's policy; return its path, what came of each, and films.
+
+    Of each episode its return, its length, and whether it was cut after ``evaluate.max_steps``.
 
     `seed` and `env` replace those of the run; `which` is ``best``, ``last``, or None for the best there is.
     """
@@ -77,12 +79,13 @@ def play(
         if environment.about_returns is not None:
             click.echo(environment.about_returns, err=True)
         environment.reset(episode=3_000_000)  # after every episode that chose or judged the policy
-        played = experiment.play(policy, environment, episodes)
+        max_steps = target.config.evaluate.max_steps
+        played = experiment.play(policy, environment, episodes, max_steps=max_steps)
     films: list[Path] = []
     if videos:
         step = int(run.result.get("env_step") or 0)
         films = experiment.film(policy, target.config, run.path / "videos", episodes=videos, env_step=step)
-    return folder, [(float(episode.return_), int(episode.length)) for episode in played], films
+    return folder, [(float(one.return_), int(one.length), one.cut) for one in played], films
 
 
 def _check_spaces(policy: Any, environment: Any, env: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from engine.envs.config import EnvConfig, Vectorization
 from engine.envs.contract import watch_first_calls
@@ -161,10 +162,24 @@ def make_env(
     if raw is None:
         raw = _sync(maker, found.name, num_envs)
     try:
-        return VectorEnv(raw, seed=seed, role=role, name=found.name)
+        limited = _time_limited(maker, found, raw)
+        return VectorEnv(raw, seed=seed, role=role, name=found.name, time_limited=limited)
     except EnvError:
         raw.close()
         raise
+
+
+def _time_limited(maker: EnvMaker, found: Found, raw: Any) -> bool:
+    """Whether a `TimeLimit` stands around each environment, or gymnasium was told to put one there."""
+    if found.spec is not None and maker.kwargs.get("max_episode_steps", found.spec.max_episode_steps):
+        return True
+    names = [one.get("wrapper") if isinstance(one, Mapping) else one for one in maker.wrappers]
+    if any(str(getattr(name, "__name__", name)).endswith("TimeLimit") for name in names):
+        return True
+    env = raw.envs[0] if isinstance(raw, SyncVectorEnv) else None
+    while isinstance(env, gymnasium.Wrapper) and not isinstance(env, TimeLimit):
+        env = env.env
+    return isinstance(env, TimeLimit)
 
 
 def _check_vectorization(name: str) -> None:

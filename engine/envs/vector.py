@@ -62,6 +62,8 @@ class Episode:
     """Undiscounted sum of the rewards of the innermost environment between its own resets, in float64."""
     length: int
     """Number of transitions."""
+    cut: bool = False
+    """Whether its player gave it up before it ended."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,15 @@ class VectorEnv:
     observations and rewards that are not finite, and for actions of a wrong shape.
     """
 
-    def __init__(self, env: Any, *, seed: int = 0, role: str = "main", name: str | None = None) -> None:
+    def __init__(
+        self,
+        env: Any,
+        *,
+        seed: int = 0,
+        role: str = "main",
+        name: str | None = None,
+        time_limited: bool = False,
+    ) -> None:
         if not isinstance(env, GymVectorEnv):
             raise EnvError(
                 f"expected a gymnasium.vector.VectorEnv, got {type(env).__name__}; "
@@ -107,6 +117,8 @@ class VectorEnv:
         self.num_envs: int = env.num_envs
         self.seed = seed
         self.role = role
+        self.time_limited = time_limited
+        """Whether episodes are known to end after so many steps."""
         self.closed = False
         self._mode = _autoreset_mode(env, self.name)
         refuse_running_statistics(env, self.name)
@@ -174,6 +186,14 @@ class VectorEnv:
         if self._innermost is not None:
             return self._innermost[index].so_far, int(self._inner_lengths[index])
         return float(self._returns[index]), max(0, self._steps - self._starts[index])
+
+    def cut(self, index: int) -> Episode:
+        """Return the episode that environment `index` plays as it is now; it is played on until a reset."""
+        return_, length = self.running(index)
+        ids, seeds = self._ids, self._episode_seeds
+        if self._innermost is not None:
+            ids, seeds = self._inner_ids, self._inner_seeds
+        return Episode(index, ids[index], seeds[index], return_, length, cut=True)
 
     @property
     def render_fps(self) -> int:

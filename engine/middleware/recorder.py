@@ -65,6 +65,10 @@ class Recorder:
         self._clock = clock
         self._last = (clock(), 0)
         self._task: Watched | None = None
+        self.gave_up = False
+        """Whether the last evaluation was given up, so that nothing is known of the last policy."""
+        self.cut = 0
+        """How many episodes of the last evaluation were cut."""
 
     def watch(self, task: Watched) -> None:
         """Show what `task` says about the cost of each middleware, and overlapped about its stations."""
@@ -74,6 +78,8 @@ class Recorder:
         metrics, env_step = ctx.metrics, ctx.get("env_step", ctx.total_step)
         self._averages.add(metrics)
         evaluated = metrics.get("eval/return_mean")
+        if evaluated is not None or ctx.get("gave_up"):
+            self.gave_up, self.cut = evaluated is None, int(metrics.get("eval/cut", 0))
         if evaluated is not None:
             self.save_last()
             if self._save_best is not None:
@@ -98,6 +104,10 @@ class Recorder:
         for tracker in self._trackers:
             tracker.log(env_step, row)
         self._last = now, env_step
+
+    def tell(self, played: int, episodes: int, steps: int) -> None:
+        """Show how far an evaluation is."""
+        self._progress.playing("evaluating", played, episodes, steps)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds that each middleware of the pipeline has taken, those inside others left out.

@@ -20,6 +20,12 @@ class EvaluateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     every: Annotated[int, Meta(ge=1, description="env steps from one evaluation to the next")] = 10_000
     episodes: Annotated[int, Meta(ge=1, description="episodes of each evaluation")] = 10
+    max_steps: Annotated[
+        int, Meta(ge=1, description="steps after which an episode is cut, and counts as it is then")
+    ] = 100_000
+    final_episodes: Annotated[
+        int, Meta(ge=0, description="episodes of the closing examination of the best policy; 0: none")
+    ] = 20
     video: Annotated[int, Meta(ge=0, description="episodes to film at the end of the run")] = 0
 
 

@@ -135,9 +135,9 @@ def dqn(
     from engine.middleware.functional.priorities import rows_with_errors
     from engine.middleware.functional.publish import publish_weights
     from engine.middleware.functional.push import prepare_rows, push, push_n_step, push_rows, rows_to_push
-    from engine.middleware.functional.stop import stop_at_env_step
+    from engine.middleware.functional.stop import TimeLimit, stop_at_env_step
     from engine.policies.dqn import DQN
-    from engine.recipes.parts import make_envs, make_evaluator, part_of, set_threads, stops
+    from engine.recipes.parts import beginning, make_envs, make_evaluator, part_of, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
 
@@ -156,6 +156,7 @@ def dqn(
         max_lag=config.max_lag,
     )
     task.own(*envs.present)
+    limit = TimeLimit(config.stop.seconds)
     lockstep, patience, capacity = exchange.lockstep, exchange.patience, exchange.capacity
     n_step = None
     if config.policy.n_step > 1:
@@ -167,6 +168,7 @@ def dqn(
 
     if envs.training is not None:
         task.use(
+            *beginning(limit),
             *([] if together else [follow_model(actor, task.bus, lockstep=lockstep, timeout=patience)]),
             measure_progress(total_env_steps=total),
             explore(actor, epsilons(config, bus)),
@@ -185,12 +187,14 @@ def dqn(
             name="collect",
         )
     if envs.evaluation is not None:
+        watched = [] if watch is None else [watch(policy)]
         buffer, learner = _replay(config, policy)
         store = push(buffer) if n_step is None else push_n_step(buffer, n_step)
         if finds_errors or not together:
             store = push_rows(buffer)
         if not together:
             task.use(
+                *beginning(limit),
                 measure_progress(total_env_steps=total),
                 receive_rows(policy, task.bus, lockstep=lockstep, capacity=capacity, timeout=patience),
                 stop_at_env_step(total),
@@ -201,9 +205,9 @@ def dqn(
             store,
             *learner,
             publish_weights(policy, actor, task.bus) if together else publish_model(policy, task.bus),
-            make_evaluator(policy, config, envs.evaluation),
-            *stops(config.stop),
-            *([] if watch is None else [watch(policy)]),
+            make_evaluator(policy, config, envs.evaluation, limit, watched),
+            *stops(config.stop, limit),
+            *watched,
             name="learn",
         )
     return task

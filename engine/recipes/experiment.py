@@ -23,7 +23,8 @@ from engine import config as configs
 from engine.context import Middleware, OnlineContext
 from engine.envs.vector import Episode, VectorEnv
 from engine.errors import EngineError, EnvError, MissingExtra, StateError, UsageError
-from engine.middleware.functional.evaluate import evaluate, run_episodes
+from engine.middleware.functional.evaluate import MAX_STEPS, Tell, evaluate, never, run_episodes
+from engine.middleware.functional.stop import TimeLimit
 from engine.middleware.recorder import Recorder
 from engine.policies import files
 from engine.recipes.check import check
@@ -49,8 +50,6 @@ Recipe: TypeAlias = Callable[..., Task]
 
 ROWS = 200
 """About how many rows of metrics a run writes."""
-
-FINAL_EPISODES = 20
 
 
 def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "auto") -> Run:
@@ -99,10 +98,12 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             threads = getattr(getattr(config, "train", None), "threads", None)
             if threads is not None:
                 display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")
+            limit = TimeLimit(getattr(getattr(config, "stop", None), "seconds", None))
+            limit.begin()
             ctx = task.run()
             stopped = task.finish_reason if task.finish_reason in REASONS.values() else stop.reason
-            if judged and stopped is None:
-                _evaluate_last(config, recorder, ctx, give_up=lambda: stop.asked)
+            if judged and stopped is None and not _hopeless(recorder, limit):
+                _evaluate_last(config, recorder, ctx, give_up=_until(limit, lambda: stop.asked))
             recorder.write(ctx)
             recorder.save_last()
             display.settle()
@@ -110,10 +111,17 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
         stopped = stopped or stop.reason
         try:
-            if stopped is None or stopped == REASONS[signal.SIGINT]:
+            if judged and stopped is None and _hopeless(recorder, limit):
+                # Nothing that takes seconds follows, so that a run keeps to its time.
+                why = str(limit) if limit.passed() else task.finish_reason
+                display.message(
+                    f"{why}, and the last evaluation was cut: it is not repeated, and the closing "
+                    "examination, film and pictures are left out (engine plot draws them)"
+                )
+            elif stopped is None or stopped == REASONS[signal.SIGINT]:
                 _draw(run, config, recorder)
-            if judged and stopped is None:
-                result |= _examine(run, config, recorder.policy, display)
+                if judged and stopped is None:
+                    result |= _examine(run, config, recorder, display, limit)
         except (KeyboardInterrupt, Terminated):
             if stop.insisted or not stop.asked:
                 raise
@@ -123,6 +131,17 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
                 display.message("the closing examination and its film are left out")
             run.finish("interrupted" if stopped else "finished", stopped or task.finish_reason, result=result)
     return run
+
+
+def _hopeless(recorder: Recorder, limit: TimeLimit) -> bool:
+    """Whether the last evaluation was given up, or the time is over and its episodes did not end."""
+    return recorder.gave_up or (recorder.cut > 0 and limit.passed())
+
+
+def _until(limit: TimeLimit, other: Callable[[], bool]) -> Callable[[], bool]:
+    """Return what gives up when `other` does, or when the time passes; not if it has passed already."""
+    late = limit.passed()
+    return lambda: other() or (not late and limit.passed())
 
 
 def built(recipe: Recipe, config: Any, **more: Any) -> Task:
@@ -249,19 +268,33 @@ def play(
     episodes: int,
     *,
     deterministic: bool = True,
+    max_steps: int = MAX_STEPS,
+    give_up: Callable[[], bool] = never,
+    tell: Tell | None = None,
 ) -> list[Episode]:
-    """Play episodes with a policy in a `VectorEnv` and return them."""
+    """Play episodes with a policy in a `VectorEnv` and return them; see `run_episodes`."""
     start = _start_of(env)
 
     def act(obs: Any) -> Any:
         return np.asarray(policy.act(obs, deterministic=deterministic)) - start
 
-    return run_episodes(act, env, episodes)
+    return run_episodes(act, env, episodes, max_steps=max_steps, give_up=give_up, tell=tell)
 
 
-def film(policy: Any, config: RunConfig, folder: Path, *, episodes: int, env_step: int) -> list[Path]:
+def film(
+    policy: Any,
+    config: RunConfig,
+    folder: Path,
+    *,
+    episodes: int,
+    env_step: int,
+    give_up: Callable[[], bool] = never,
+    tell: Tell | None = None,
+) -> list[Path]:
     """Film deterministic episodes, each into a file named by its return; return the paths.
 
+    An episode that does not end is cut as in an evaluation.  Once ``give_up()`` the film that is being
+    made is dropped.
     Raises `MissingExtra` for an absent package, `EnvError` for an environment that cannot draw itself.
     """
     paths = []
@@ -270,13 +303,23 @@ def film(policy: Any, config: RunConfig, folder: Path, *, episodes: int, env_ste
         start = _start_of(env)
         obs = env.reset(episode=0)
         for number in range(episodes):
+            if give_up():
+                break
             unnamed = folder / f".step_{env_step:09d}-ep{number}.mp4"
             with Video(unnamed, fps=env.render_fps) as video:
                 over: tuple[Episode, ...] = ()
-                while not over:
+                while not over and not give_up():
                     video.add(_frame(env, config.env.id))
                     step = env.step(np.asarray(policy.act(obs, deterministic=True)) - start)
                     obs, over = step.obs, step.episodes
+                    if not over and video.frames >= config.evaluate.max_steps:
+                        over = (env.cut(0),)
+                        obs = env.reset()
+                    if tell is not None:
+                        tell(number, episodes, video.frames)
+            if not over:
+                unnamed.unlink()
+                break
             named = f"step_{env_step:09d}-ep{number}-return{over[0].return_:+.0f}.mp4"
             paths.append(unnamed.replace(folder / named))
     return paths
@@ -323,27 +366,65 @@ def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any, *, give_up: 
     with make_evaluation_env(config) as env:
         # The episodes after those of the regular evaluations.
         env.reset(episode=1_000_000)
-        episodes = config.evaluate.episodes
-        evaluate(recorder.policy, actor, env, num_episodes=episodes, give_up=give_up)(detached)
+        evaluate(
+            recorder.policy,
+            actor,
+            env,
+            num_episodes=config.evaluate.episodes,
+            max_steps=config.evaluate.max_steps,
+            give_up=give_up,
+            tell=recorder.tell,
+        )(detached)
     recorder(detached)
 
 
-def _examine(run: Run, config: RunConfig, trained: Any, display: Progress) -> dict[str, Any]:
+def _examine(
+    run: Run, config: RunConfig, recorder: Recorder, display: Progress, limit: TimeLimit
+) -> dict[str, Any]:
     """Play fresh episodes with the best policy: choosing the best has flattered its own; film it."""
+    trained, wanted = recorder.policy, config.evaluate.final_episodes
+    if not wanted and not config.evaluate.video:
+        return {}
+    if _hopeless(recorder, limit):
+        display.message(f"{limit}: the closing examination and its film are left out")
+        return {}
+    give_up = _until(limit, never)
     policy = load_policy(run.path, model=copy.deepcopy(trained.model) if trained.custom_model else None)
-    with make_evaluation_env(config) as env:
-        env.reset(episode=2_000_000)
-        returns = [episode.return_ for episode in play(policy, env, FINAL_EPISODES)]
+    episodes: list[Episode] = []
+    if wanted:
+        with make_evaluation_env(config) as env:
+            env.reset(episode=2_000_000)
+            tell = functools.partial(display.playing, "closing examination")
+            episodes = play(
+                policy, env, wanted, max_steps=config.evaluate.max_steps, give_up=give_up, tell=tell
+            )
+        display.played_all()
+    if give_up():
+        display.message(f"{limit} during the closing examination: it is ended, and not filmed")
+        return {}
     if config.evaluate.video:
         try:
             step = int(read_metrics(run.path / "metrics.jsonl").rows[-1]["env_step"])
-            film(policy, config, run.path / "videos", episodes=config.evaluate.video, env_step=step)
+            film(
+                policy,
+                config,
+                run.path / "videos",
+                episodes=config.evaluate.video,
+                env_step=step,
+                give_up=give_up,
+                tell=functools.partial(display.playing, "filming"),
+            )
         except (MissingExtra, EngineError) as error:
             display.message(f"no film was made: {error}")
+        display.played_all()
+    if not episodes:
+        return {}
+    returns = [episode.return_ for episode in episodes]
     return {
         "return_mean": float(np.mean(returns)),
         "return_std": float(np.std(returns)),
         "episodes": len(returns),
+        "cut": sum(episode.cut for episode in episodes),
     }
 
 

@@ -85,10 +85,10 @@ def impala(
     )
     from engine.middleware.functional.publish import publish_weights
     from engine.middleware.functional.staleness import measure_staleness
-    from engine.middleware.functional.stop import stop_at_env_step
+    from engine.middleware.functional.stop import TimeLimit, stop_at_env_step
     from engine.middleware.functional.train import train
     from engine.policies.impala import IMPALA
-    from engine.recipes.parts import make_envs, make_evaluator, part_of, set_threads, stops
+    from engine.recipes.parts import beginning, make_envs, make_evaluator, part_of, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
 
@@ -106,11 +106,13 @@ def impala(
         max_lag=config.max_lag,
     )
     task.own(*envs.present)
+    limit = TimeLimit(config.stop.seconds)
     total, lockstep = config.stop.env_step, config.exchange.lockstep
     patience, capacity = config.exchange.patience, config.exchange.capacity
 
     if envs.training is not None:
         task.use(
+            *beginning(limit),
             *([] if together else [follow_model(actor, task.bus, lockstep=lockstep, timeout=patience)]),
             measure_progress(total_env_steps=total),
             Collector(actor, envs.training, num_steps=config.collect.num_steps),
@@ -120,8 +122,10 @@ def impala(
             name="collect",
         )
     if envs.evaluation is not None:
+        watched = [] if watch is None else [watch(policy)]
         if not together:
             task.use(
+                *beginning(limit),
                 measure_progress(total_env_steps=total),
                 receive_trajectories(
                     policy, task.bus, lockstep=lockstep, capacity=capacity, timeout=patience
@@ -135,9 +139,9 @@ def impala(
             measure_staleness(policy),
             train(policy),
             publish_weights(policy, actor, task.bus) if together else publish_model(policy, task.bus),
-            make_evaluator(policy, config, envs.evaluation),
-            *stops(config.stop),
-            *([] if watch is None else [watch(policy)]),
+            make_evaluator(policy, config, envs.evaluation, limit, watched),
+            *stops(config.stop, limit),
+            *watched,
             name="learn",
         )
     return task

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -12,15 +13,19 @@ from engine.envs.make import make_env
 from engine.envs.vector import VectorEnv
 from engine.middleware.evaluator import Evaluator
 from engine.middleware.functional.stop import (
+    TimeLimit,
     stop_after_seconds,
     stop_at_return,
     stop_without_progress,
 )
+from engine.middleware.recorder import Recorder
 from engine.recipes.config import RunConfig, StopConfig
 from engine.seeding import stream
 
 if TYPE_CHECKING:
     from engine.bus.bus import Bus
+
+log = logging.getLogger(__name__)
 
 Watch: TypeAlias = Callable[[Any], Middleware]
 """Given the policy, returns the middleware that watches over the run; it stands last."""
@@ -74,14 +79,35 @@ def make_envs(config: RunConfig, roles: frozenset[str], bus: Bus | None) -> Envs
         raise
 
 
-def make_evaluator(policy: Any, config: RunConfig, env: VectorEnv) -> Evaluator:
-    """Return the evaluator of a run, which plays in `env`."""
-    actor = policy.actor(stream(config.seed, "evaluate"))
-    every, episodes = config.evaluate.every, config.evaluate.episodes
-    return Evaluator(policy, actor, env, every=every, num_episodes=episodes)
+def make_evaluator(
+    policy: Any, config: RunConfig, env: VectorEnv, limit: TimeLimit, watched: Sequence[Middleware] = ()
+) -> Evaluator:
+    """Return the evaluator of a run, which plays in `env` until `limit`; a recorder in `watched` shows it."""
+    if not env.time_limited:
+        log.warning(
+            "%s has no time limit, so an episode may never end; evaluations cut theirs after "
+            "evaluate.max_steps=%s (env.wrappers=[{wrapper: TimeLimit, max_episode_steps: N}] sets one)",
+            env.name,
+            f"{config.evaluate.max_steps:_}",
+        )
+    return Evaluator(
+        policy,
+        policy.actor(stream(config.seed, "evaluate")),
+        env,
+        every=config.evaluate.every,
+        num_episodes=config.evaluate.episodes,
+        max_steps=config.evaluate.max_steps,
+        give_up=limit.passed,
+        tell=next((one.tell for one in watched if isinstance(one, Recorder)), None),
+    )
 
 
-def stops(config: StopConfig) -> list[Middleware]:
+def beginning(limit: TimeLimit) -> list[Middleware]:
+    """Return what stands first in a pipeline, so that time is counted from the first iteration on."""
+    return [] if limit.seconds is None else [limit.begin]
+
+
+def stops(config: StopConfig, limit: TimeLimit) -> list[Middleware]:
     """Return the stop conditions that are set, to stand behind the evaluator, whose metrics they read.
 
     ``env_step`` is not among them: `stop_at_env_step` stands behind the collector, which else runs ahead.
@@ -89,8 +115,8 @@ def stops(config: StopConfig) -> list[Middleware]:
     conditions: list[Middleware] = []
     if config.return_mean is not None:
         conditions.append(stop_at_return(config.return_mean))
-    if config.seconds is not None:
-        conditions.append(stop_after_seconds(config.seconds))
+    if limit.seconds is not None:
+        conditions.append(stop_after_seconds(limit))
     if config.no_progress is not None:
         conditions.append(stop_without_progress(config.no_progress))
     return conditions

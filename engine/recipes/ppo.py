@@ -86,11 +86,11 @@ def ppo(
     )
     from engine.middleware.functional.publish import publish_weights
     from engine.middleware.functional.staleness import measure_staleness
-    from engine.middleware.functional.stop import stop_at_env_step
+    from engine.middleware.functional.stop import TimeLimit, stop_at_env_step
     from engine.middleware.functional.train import train
     from engine.policies.ppo import PPO
     from engine.recipes.advice import advise_minibatches
-    from engine.recipes.parts import make_envs, make_evaluator, part_of, set_threads, stops
+    from engine.recipes.parts import beginning, make_envs, make_evaluator, part_of, set_threads, stops
     from engine.seeding import stream
     from engine.task import Task
 
@@ -108,10 +108,12 @@ def ppo(
         max_lag=config.max_lag,
     )
     task.own(*envs.present)
+    limit = TimeLimit(config.stop.seconds)
     total, patience, capacity = config.stop.env_step, config.exchange.patience, config.exchange.capacity
 
     if envs.training is not None:
         task.use(
+            *beginning(limit),
             *([] if together else [follow_model(actor, task.bus, lockstep=True, timeout=patience)]),
             measure_progress(total_env_steps=total),
             Collector(actor, envs.training, num_steps=config.collect.num_steps),
@@ -122,8 +124,10 @@ def ppo(
         )
     if envs.evaluation is not None:
         advise_minibatches(config, 1 if together or bus is None else bus.crew.get(COLLECTOR.name, 1))
+        watched = [] if watch is None else [watch(policy)]
         if not together:
             task.use(
+                *beginning(limit),
                 measure_progress(total_env_steps=total),
                 receive_trajectories(policy, task.bus, lockstep=True, capacity=capacity, timeout=patience),
                 stop_at_env_step(total),
@@ -135,9 +139,9 @@ def ppo(
             measure_staleness(policy),
             train(policy),
             publish_weights(policy, actor, task.bus) if together else publish_model(policy, task.bus),
-            make_evaluator(policy, config, envs.evaluation),
-            *stops(config.stop),
-            *([] if watch is None else [watch(policy)]),
+            make_evaluator(policy, config, envs.evaluation, limit, watched),
+            *stops(config.stop, limit),
+            *watched,
             name="learn",
         )
     return task

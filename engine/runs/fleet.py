@@ -151,6 +151,7 @@ def snapshot(status: Mapping[str, Any], title: str = "") -> Snapshot:
         rate=row.get("steps_per_second"),
         remaining=row.get("remaining"),
         metrics=metrics,
+        doing=str(row.get("doing") or ""),
     )
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.runs.area import Area
-from engine.runs.progress import Snapshot, short, steps
+from engine.runs.progress import Snapshot, cut_of, short, steps
 from engine.runs.stations import bounding, percents
 from engine.runs.throughput import duration
 
@@ -63,7 +63,7 @@ def render(snapshot: Snapshot, width: int) -> RenderableType:
         middle: list[RenderableType] = [side_by_side]
     else:
         middle = list(columns)
-    rows: list[RenderableType] = [_bar(snapshot), Text(), *middle]
+    rows: list[RenderableType] = [_bar(snapshot), Text(snapshot.doing, style="dim"), *middle]
     for table in (_stations(snapshot, width), _times(snapshot)):
         if table is not None:
             rows += [Text(), table]
@@ -115,6 +115,8 @@ def _returns(snapshot: Snapshot) -> Table:
     if "eval/return_mean" in metrics:
         spread = f" ± {short(metrics['eval/return_std'])}" if "eval/return_std" in metrics else ""
         rows.append(("evaluated", f"{short(metrics['eval/return_mean'])}{spread}"))
+        if cut_of(metrics):
+            rows.append(("episodes", cut_of(metrics)))
     if snapshot.best is not None:
         rows.append(("best", short(snapshot.best)))
     return _table("return", rows)

@@ -20,6 +20,7 @@ from engine.types import Clock
 Mode = Literal["auto", "rich", "plain", "json", "off"]
 MODES = ("auto", "rich", "plain", "json", "off")
 _TICK = 0.25  # seconds between two looks at the speed
+_PATIENCE = 2.0  # seconds that an evaluation may take before a line says so
 _SHARE = 50  # a picture is drawn at most every 50 times as long as drawing took: 2 % of the run
 
 
@@ -38,7 +39,9 @@ class Snapshot:
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest value of every scalar."""
     best: float | None = None
-    """The best `eval/return_mean` so far."""
+    """The best `eval/return_mean` so far, of those with the fewest episodes cut."""
+    doing: str = ""
+    """What it does just now, if that is not training."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in each middleware so far."""
     stations: Sequence[StationTime] = ()
@@ -81,7 +84,10 @@ class Progress:
         self._throughput = Throughput(now, start)
         self._now = Snapshot(title=title, env_step=start, total=total)
         self._metrics = self._now.metrics
-        self._drawn: int | None = None
+        self._drawn: tuple[int, bool] | None = None
+        self._fewest_cut = math.inf
+        self._playing: tuple[str, int, int, int] | None = None
+        self._patient_until = now
         self._display = _make_display(self.mode, file or sys.stderr)
         self._draw_at = now
         self._due = now if self._display else math.inf
@@ -104,17 +110,31 @@ class Progress:
     ) -> None:
         """Note what an iteration brought: its scalars, and so far, what middleware and stations took."""
         self._now.env_step = env_step
+        self._playing = None
         if metrics:
             self._metrics.update(metrics)
             if "eval/return_mean" in metrics:
-                value, best = metrics["eval/return_mean"], self._now.best
-                self._now.best = value if best is None else max(best, value)
+                self._note_best(metrics["eval/return_mean"], metrics.get("eval/cut", 0))
         if timings is not None:
             self._now.timings = timings
         if stations is not None:
             self._now.stations = stations
         if self._clock() >= self._due:
             self._tick()
+
+    def playing(self, what: str, played: int, episodes: int, steps: int) -> None:
+        """Note how far an evaluation or the like is; shown until the next `update`, or `played_all`."""
+        now = self._clock()
+        if self._playing is None:
+            self._patient_until = now + _PATIENCE
+        self._playing = what, played, episodes, steps
+        first = self._drawn is None or not self._drawn[1]
+        if self._display and now >= (self._patient_until if first else self._draw_at):
+            self._draw()
+
+    def played_all(self) -> None:
+        """Note that what was played is over."""
+        self._playing = None
 
     def message(self, text: str) -> None:
         """Say something that stays: above the panel, or as a line."""
@@ -126,19 +146,32 @@ class Progress:
         now.elapsed = self._clock() - self._begin
         now.rate = self._throughput.rate()
         now.remaining = self._throughput.remaining(now.total)
+        now.doing = ""
+        if self._playing is not None:
+            what, played, episodes, steps = self._playing
+            now.doing = f"{what}: {played} of {episodes} episodes, {steps:,} steps"
         return now
 
     def settle(self) -> None:
         """Show the last state now: what comes after it, such as a film, is not the run's speed."""
-        if self._drawn is not None and self._drawn != self._now.env_step:
-            self._throughput.add(self._clock(), self._now.env_step)
+        if self._drawn is not None and self._drawn != (self._now.env_step, self._playing is not None):
+            if self._drawn[0] != self._now.env_step:
+                self._throughput.add(self._clock(), self._now.env_step)
             self._draw()
 
     def close(self) -> None:
         """Show the last state, and give the terminal back; more than once does no harm."""
+        self.played_all()
         self.settle()
         self._guard(lambda display: display.close())
         self._display, self._due = None, math.inf
+
+    def _note_best(self, value: float, cut: float) -> None:
+        best = self._now.best
+        if best is None or cut < self._fewest_cut:
+            self._now.best, self._fewest_cut = value, cut
+        elif cut == self._fewest_cut:
+            self._now.best = max(best, value)
 
     def _tick(self) -> None:
         now = self._clock()
@@ -151,7 +184,7 @@ class Progress:
     def _draw(self) -> None:
         start = self._clock()
         self._guard(lambda display: display.draw(self.snapshot()))
-        self._drawn = self._now.env_step
+        self._drawn = self._now.env_step, self._playing is not None
         if self._display:
             end = self._clock()
             self._draw_at = end + max(self._display.every, _SHARE * (end - start))
@@ -209,11 +242,14 @@ class Lines:
             parts.append(f"{snapshot.rate:,.0f}/s")
         for label, key in (("return", "collect/return_mean"), ("eval", "eval/return_mean")):
             if key in snapshot.metrics:
-                parts.append(f"{label} {short(snapshot.metrics[key])}")
+                cut = cut_of(snapshot.metrics) if label == "eval" else ""
+                parts.append(f"{label} {short(snapshot.metrics[key])}{cut and f' ({cut})'}")
         if bounding(snapshot.stations) is not None:
             parts.append(_busy(snapshot.stations))
         if snapshot.remaining is not None:
             parts.append(f"{duration(snapshot.remaining)} left")
+        if snapshot.doing:
+            parts.append(snapshot.doing)
         self.message("  ".join(parts))
 
     def message(self, text: str) -> None:
@@ -227,7 +263,8 @@ class Lines:
 class JsonLines:
     """One JSON object a second, the first and the last moment included; NaN and infinity become null.
 
-    Only an overlapped run has ``stations``: name, seconds busy and waiting, and which one bounds the line.
+    Only an overlapped run has ``stations``: name, seconds busy and waiting, and which one bounds the line;
+    only a run that evaluates has ``doing``.
     """
 
     every = 1.0
@@ -246,6 +283,8 @@ class JsonLines:
             "remaining": _finite(snapshot.remaining),
             "metrics": {name: _finite(value) for name, value in snapshot.metrics.items()},
         }
+        if snapshot.doing:
+            row["doing"] = snapshot.doing
         if snapshot.stations:
             slowest = bounding(snapshot.stations)
             row["stations"] = [
@@ -276,6 +315,12 @@ def steps(snapshot: Snapshot) -> str:
         return f"{snapshot.env_step:,}"
     percent = min(100, int(100 * snapshot.env_step / snapshot.total))
     return f"{snapshot.env_step:,}/{snapshot.total:,} ({percent}%)"
+
+
+def cut_of(metrics: Mapping[str, float]) -> str:
+    """``2 of 10 cut`` for the last evaluation; empty if none of its episodes was."""
+    cut = metrics.get("eval/cut", 0)
+    return f"{cut:.0f} of {metrics.get('eval/episodes', cut):.0f} cut" if cut else ""
 
 
 def _busy(stations: Sequence[StationTime]) -> str:

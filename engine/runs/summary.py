@@ -21,9 +21,10 @@ def summary(run: Run) -> str:
         reason = f"by {name_of(number)}; everything up to there is saved"
     lines = [f"{run.state}: {reason}"]
     if "return_mean" in result:
+        cut = f", {result['cut']} of them cut" if result.get("cut") else ""
         lines.append(
             f"return  {result['return_mean']:.1f} ± {result['return_std']:.1f} "
-            f"(best policy, {result['episodes']} fresh episodes, deterministic)"
+            f"(best policy, {result['episodes']} fresh episodes, deterministic{cut})"
         )
     for label, pattern in (
         ("policy", "policies/*"),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 
 from engine import OnlineContext, Task
 from engine.bus.bus import Bus
 from engine.data.n_step import NStep
 from engine.data.replay import ReplayBuffer
 from engine.errors import UsageError
+from engine.middleware.evaluator import Evaluator
 from engine.middleware.functional.anneal import anneal, measure_progress
 from engine.middleware.functional.evaluate import evaluate, run_episodes
 from engine.middleware.functional.explore import explore
@@ -21,8 +27,10 @@ from engine.middleware.functional.publish import publish_weights
 from engine.middleware.functional.push import push, push_n_step
 from engine.middleware.functional.rhythm import Every
 from engine.middleware.functional.sample import sample
+from engine.middleware.functional.save import save_best_policy
 from engine.middleware.functional.staleness import measure_staleness
 from engine.middleware.functional.stop import (
+    TimeLimit,
     stop_after_seconds,
     stop_at_env_step,
     stop_at_return,
@@ -30,6 +38,8 @@ from engine.middleware.functional.stop import (
 )
 from engine.middleware.functional.train import train
 from engine.ops.schedules import Constant, Ladder, Linear
+from engine.policies.config import DQNConfig
+from engine.policies.dqn import DQN
 from engine.testing import CountingActor, CountingPolicy, FakeClock, Script, scripted_env
 from engine.tree import as_tree, batch_size, is_tree
 
@@ -254,6 +264,65 @@ def test_episodes_are_shared_out_so_that_short_ones_are_not_preferred() -> None:
     assert sorted(episode.length for episode in episodes) == [1, 1, 9, 9]
 
 
+@pytest.mark.parametrize("autoreset", AutoresetMode)
+def test_every_episode_counts_once_whole_or_cut_whatever_the_others_do(autoreset: AutoresetMode) -> None:
+    """The k-th episode of each environment pays its first `max_steps` rewards, and is cut if it has more."""
+    draws = np.random.default_rng(5)
+    for _ in range(60):
+        num_envs, num_episodes, max_steps = draws.integers(1, 5), int(draws.integers(1, 12)), 6
+        scripts = [
+            [Script(draws.normal(size=draws.integers(1, 15)).tolist()) for _ in range(12)]
+            for _ in range(num_envs)
+        ]
+        env = scripted_env(*scripts, autoreset=autoreset)
+        played = run_episodes(CountingActor().act, env, num_episodes, max_steps=max_steps)
+        for index, mine in enumerate(scripts):
+            share = len(range(index, num_episodes, num_envs))
+            wanted = [(sum(one.rewards[:max_steps]), len(one.rewards) > max_steps) for one in mine[:share]]
+            found = [(episode.return_, episode.cut) for episode in played if episode.index == index]
+            assert [cut for _, cut in found] == [cut for _, cut in wanted]
+            assert [sum_ for sum_, _ in found] == pytest.approx([sum_ for sum_, _ in wanted])
+        assert len({episode.id for episode in played}) == num_episodes
+
+
+def test_episodes_that_never_end_are_cut_and_said_to_be() -> None:
+    ctx = OnlineContext()
+    told: list[tuple[int, int, int]] = []
+    env = scripted_env([Script([1.0] * 10**6)], [Script([5.0])])
+    evaluate(
+        CountingPolicy(),
+        CountingActor(),
+        env,
+        num_episodes=4,
+        max_steps=10,
+        tell=lambda *words: told.append(words),
+    )(ctx)
+    assert ctx.metrics["eval/cut"] == 2
+    assert ctx.metrics["eval/return_mean"] == (10 + 10 + 5 + 5) / 4
+    assert ctx.metrics["eval/episodes"] == 4
+    assert told[0] == (1, 4, 1)
+    assert told[-1] == (4, 4, 20)
+
+
+def test_the_best_policy_is_of_those_with_the_fewest_cut_episodes(tmp_path: Path) -> None:
+    policy = DQN(Box(-1, 1, (2,)), Discrete(2), DQNConfig(hidden=(4,)))
+    save, saved = save_best_policy(policy, tmp_path / "best"), []
+    for cut, value in [
+        (2, 50.0),
+        (2, 60.0),
+        (2, 55.0),
+        (0, 9.0),
+        (1, 99.0),
+        (0, 8.0),
+        (0, 9.0),
+        (0, math.nan),
+    ]:
+        shutil.rmtree(tmp_path / "best", ignore_errors=True)
+        save(OnlineContext(metrics={"eval/return_mean": value, "eval/cut": cut}))
+        saved.append((tmp_path / "best").exists())
+    assert saved == [True, True, False, True, False, False, True, False]
+
+
 def test_evaluation_loads_weights_and_draws_nothing() -> None:
     policy, actor = CountingPolicy(), CountingActor()
     policy.version = 7
@@ -264,6 +333,7 @@ def test_evaluation_loads_weights_and_draws_nothing() -> None:
         "eval/return_std": 1.0,
         "eval/length_mean": 1.5,
         "eval/episodes": 2,
+        "eval/cut": 0,
     }
     assert (actor.version, actor.sampled, ctx.env_step, ctx.env_episode) == (7, 0, 0, 0)
 
@@ -344,6 +414,38 @@ def test_stop_after_seconds_counts_from_the_first_iteration() -> None:
     clock = FakeClock(100.0)
     task = run_until_stopped(lambda ctx: clock.advance(2), stop_after_seconds(5, clock=clock))
     assert task.ctx.total_step == 4
+
+
+def test_one_time_limit_serves_a_whole_pipeline() -> None:
+    clock = FakeClock(100.0)
+    limit = TimeLimit(5, clock=clock)
+    policy = CountingPolicy()
+    endless = scripted_env([Script([0.0] * 10**6)])
+
+    class Slow(CountingActor):
+        def act(self, obs: Any) -> Any:
+            clock.advance(1)
+            return super().act(obs)
+
+    def count(ctx: OnlineContext) -> None:
+        ctx.env_step += 10
+
+    actor = Slow()
+    evaluator = Evaluator(policy, actor, endless, every=10, num_episodes=1, give_up=limit.passed)
+    with Task(OnlineContext()) as task:
+        clock.advance(50)  # building is not counted
+        task.use(limit.begin, count, evaluator, stop_after_seconds(limit))
+        ctx = task.run(max_step=9)
+    assert (ctx.total_step, actor.acted, task.finish_reason) == (1, 5, "5 seconds have passed")
+    assert (ctx.metrics, ctx.get("gave_up")) == ({}, True)
+
+
+def test_no_evaluation_begins_when_the_time_is_over() -> None:
+    actor = CountingActor()
+    ctx = OnlineContext(env_step=10)
+    env = scripted_env([Script([1.0])])
+    Evaluator(CountingPolicy(), actor, env, every=10, num_episodes=1, give_up=lambda: True)(ctx)
+    assert (actor.acted, ctx.metrics, ctx.get("gave_up")) == (0, {}, None)
 
 
 def test_stop_without_progress_counts_env_steps_since_the_best() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import pytest
 from engine import OnlineContext, Task, seeding
 from engine.envs.config import EnvConfig
 from engine.errors import UsageError
-from engine.policies.config import PPOConfig
+from engine.policies.config import DQNConfig, PPOConfig
 from engine.recipes import ppo as ppo_recipe
 from engine.recipes.config import EvaluateConfig, StopConfig
+from engine.recipes.dqn import DQNRun, dqn
 from engine.recipes.experiment import built, run_experiment
 from engine.recipes.ppo import PPORun, ppo
 from engine.runs.folder import Run
+from engine.runs.summary import summary
 from engine.signals import REASONS, Terminated
 
 MODES = pytest.mark.parametrize("async_mode", [False, True], ids=["in order", "overlapped"])
@@ -180,6 +183,61 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     assert (run.state, run.exit_code) == ("interrupted", 143)
     assert run.info["stop_reason"].startswith("sigterm at once")
     assert not (run.path / "policies").exists()
+
+
+def endless(async_mode: bool = False, **evaluate: Any) -> DQNRun:
+    """Episodes that do not end, for the second that the run lasts at most."""
+    return DQNRun(
+        env=EnvConfig(id="engine.envs.toy:ConstantRewardEnv", num_envs=1, kwargs={"length": 10**9}),
+        policy=DQNConfig(hidden=(4,)),
+        evaluate=EvaluateConfig(**{"every": 50, "episodes": 1, "max_steps": 10**9} | evaluate),
+        stop=StopConfig(env_step=200, seconds=1.0),
+        async_mode=async_mode,
+    )
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What was said."""
+    rows = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    return [row["text"] for row in rows if row["event"] == "message"]
+
+
+@MODES
+def test_an_evaluation_without_end_is_ended_by_the_time_and_nothing_more_is_played(
+    async_mode: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = time.monotonic()
+    run = run_experiment(dqn, endless(async_mode), run=folder(tmp_path / "run"), progress="json")
+    assert time.monotonic() - begin < 30
+    assert (run.state, run.info["stop_reason"]) == ("finished", "1 seconds have passed")
+    assert "return_mean" not in run.result
+    assert run.result["env_step"] >= 50
+    assert not any("eval/return_mean" in row for row in run.metrics())
+    assert not (run.path / "videos").exists()
+    assert sum("the last evaluation was cut: it is not repeated" in text for text in told(capsys)) == 1
+
+
+def test_the_examination_of_episodes_without_end_keeps_to_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = endless(max_steps=20, final_episodes=1_000_000_000)
+    config = msgspec.structs.replace(config, stop=StopConfig(env_step=200, seconds=2.0))
+    run = run_experiment(dqn, config, run=folder(tmp_path / "run"), progress="json")
+    assert (run.state, run.info["stop_reason"]) == ("finished", "200 env steps are done")
+    assert [row["eval/cut"] for row in run.metrics() if "eval/cut" in row] == [1.0] * 4
+    assert "return_mean" not in run.result
+    assert any("2 seconds have passed" in text and "closing examination" in text for text in told(capsys))
+
+
+@pytest.mark.parametrize("episodes", [0, 3])
+def test_the_closing_examination_has_as_many_episodes_as_it_is_told(episodes: int, tmp_path: Path) -> None:
+    config = endless(max_steps=20, final_episodes=episodes)
+    config = msgspec.structs.replace(config, stop=StopConfig(env_step=50))
+    run = run_experiment(dqn, config, run=folder(tmp_path / "run"), progress="off")
+    assert run.state == "finished"
+    wanted = {"return_mean": 20.0, "return_std": 0.0, "episodes": 3, "cut": 3} if episodes else {}
+    assert run.result == {"env_step": 50, "train_iter": 0, **wanted}
+    assert ("3 of them cut" in summary(run)) == bool(episodes)
 
 
 @MODES

@@ -117,6 +117,49 @@ def test_what_comes_after_the_run_does_not_slow_its_last_line_down() -> None:
     assert out.getvalue().splitlines()[1:] == ["[0:05] 1,000/1,000 (100%) env steps  200/s  0:00 left"]
 
 
+def test_a_line_says_that_it_evaluates_after_two_seconds_and_while_it_does() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    with Progress("plain", 1000, clock=clock, file=out) as progress:
+        progress.update(500)
+        for second in range(1, 14):
+            clock.now = float(second)
+            progress.playing("evaluating", second // 5, 3, second * 1000)
+        metrics = {"eval/return_mean": -7.5, "eval/episodes": 3, "eval/cut": 1}
+        progress.update(600, metrics)
+    said = [line.partition("env steps")[2].strip() for line in out.getvalue().splitlines()]
+    assert said == [
+        "",
+        "evaluating: 0 of 3 episodes, 3,000 steps",
+        "evaluating: 2 of 3 episodes, 13,000 steps",
+        "46/s  eval -7.5 (1 of 3 cut)  0:09 left",
+    ]
+
+
+def test_what_is_played_after_the_run_is_shown_and_no_part_of_its_speed() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    with Progress("json", 1000, clock=clock, file=out) as progress:
+        progress.update(0)
+        clock.now = 5.0
+        progress.update(1000)
+        progress.settle()
+        for second in range(6, 10):
+            clock.now = float(second)
+            progress.playing("closing examination", 1, 20, 70)
+    rows = [json.loads(line) for line in out.getvalue().splitlines()]
+    doing = [row.get("doing") for row in rows]
+    assert doing == [None, None, *["closing examination: 1 of 20 episodes, 70 steps"] * 2, None]
+    assert [row["steps_per_second"] for row in rows[1:]] == [200.0] * 4
+
+
+def test_the_best_so_far_is_of_the_evaluations_with_the_fewest_cuts() -> None:
+    progress = Progress("off")
+    found = []
+    for cut, value in [(1, 90.0), (0, 5.0), (1, 95.0), (0, 6.0), (0, 4.0)]:
+        progress.update(1, {"eval/return_mean": value, "eval/cut": cut})
+        found.append(progress.snapshot().best)
+    assert found == [90.0, 5.0, 5.0, 6.0, 6.0]
+
+
 def test_json_lines_are_objects_without_nan() -> None:
     clock, out = FakeClock(), io.StringIO()
     with Progress("json", 10, clock=clock, file=out) as progress:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from engine.context import Middleware
+from engine.middleware.functional.evaluate import standing
 from engine.middleware.functional.rhythm import Every
 from engine.policies.files import save_policy as write_policy
 
@@ -28,17 +28,18 @@ def save_policy(policy: Any, folder: str | Path, *, every: int) -> Middleware:
 def save_best_policy(policy: Any, folder: str | Path, *, metric: str = "eval/return_mean") -> Middleware:
     """Save the policy into `folder` whenever `metric` is at least as good as ever before.
 
-    Of equals the later one is kept: it has seen more.
+    Of equals the later one is kept: it has seen more.  A policy with cut episodes is compared only to
+    others that have as many, and one with fewer is better (see `standing`).
 
-    Reads: ctx.metrics[metric], where it is written.
+    Reads: ctx.metrics[metric] and ["eval/cut"], where they are written.
     """
-    best = -math.inf
+    best: tuple[float, float] | None = None
 
     def save_best_policy(ctx: Any) -> None:
         nonlocal best
-        value = ctx.metrics.get(metric)
-        if value is not None and value >= best:
-            best = value
+        found = standing(ctx.metrics, metric)
+        if found is not None and (best is None or found >= best):
+            best = found
             write_policy(policy, Path(folder))
 
     return save_best_policy
