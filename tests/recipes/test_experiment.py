@@ -91,7 +91,7 @@ def mine(config: Mine, *, watch: Any) -> Task:
 
     def learn(ctx: OnlineContext) -> None:
         ctx.train_iter += 1
-        ctx.metrics["train/loss"] = 1.0
+        ctx.metrics["train/loss"] = 1.0 / ctx.train_iter
         if ctx.total_step == 3:
             ctx.finish("three are done")
 
