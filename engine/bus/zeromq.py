@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import os
 import re
@@ -88,7 +89,9 @@ _WRONG_KEYS = "it refuses the keys of this process, which are those of another r
 _MAX_PATH = 107  # bytes of the path of a socket file
 _MAX_ADDRESS = 1000
 _DIRECTORY = "engine-bus-"
+_DIRECTORIES = re.compile(r"engine-(bus-.*|[0-9a-f]{12})")
 _STALE_SECONDS = 60.0
+_LOCKED_SECONDS = 2.0  # after which a launcher has locked its own
 _EVENT = struct.Struct("=HI")
 
 
@@ -161,20 +164,50 @@ def curve_pair() -> tuple[str, str]:
 
 
 def sweep(directory: Path | None = None) -> int:
-    """Remove the socket directories that killed processes of this user left; return how many."""
+    """Remove the socket directories that killed processes of this user left; return how many.
+
+    They are those of single processes and those of launchers, which hold what processes were told too.
+    """
     count = 0
-    for left in (directory or Path(tempfile.gettempdir())).glob(f"{_DIRECTORY}*"):
+    for left in (directory or Path(tempfile.gettempdir())).glob("engine-*"):
         try:
-            about = left.lstat()
-            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-                continue
-            if time.time() - about.st_mtime < _STALE_SECONDS or any(map(_listens, left.iterdir())):
+            if not _DIRECTORIES.fullmatch(left.name) or not _is_left(left):
                 continue
         except OSError:
             continue  # its owner removed it just now, or it is none that can be looked at
         shutil.rmtree(left, ignore_errors=True)
         count += 1
     return count
+
+
+def _is_left(directory: Path) -> bool:
+    """Whether the owner of a directory of this user is gone."""
+    about = directory.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        return False
+    age, inside = time.time() - about.st_mtime, list(directory.iterdir())
+    if directory.name.startswith(_DIRECTORY):
+        return age >= _STALE_SECONDS and not any(map(_listens, inside))
+    sockets = [path for path in inside if not (path.suffix == ".json" and path.is_file())]
+    return age >= _LOCKED_SECONDS and not any(map(_listens, sockets)) and not _is_locked(directory)
+
+
+def lock(directory: Path) -> int:
+    """Keep a directory from being swept until the returned descriptor is closed, or this process ends."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _is_locked(directory: Path) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class ZeroMQ:

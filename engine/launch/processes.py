@@ -47,14 +47,16 @@ class Processes:
     ) -> None:
         self._tcp, self._keys, self._key_file = tcp, keys, key_file
         self._folder: Path | None = None
+        self._locked: int | None = None
         self._janitor: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._running: set[Process] = set()
 
     def open(self) -> Transport:
         """Make a private folder (mode 0700) and the janitor; return a transport with its socket in there."""
-        from engine.bus.zeromq import ZeroMQ
+        from engine.bus.zeromq import ZeroMQ, lock, sweep
 
+        sweep()
         # A short path: those of sockets take 107 bytes.
         self._folder = Path(tempfile.gettempdir()) / f"engine-{secrets.token_hex(6)}"
         self._janitor = subprocess.Popen(
@@ -66,6 +68,7 @@ class Processes:
         )
         self._tell(f"folder {self._folder}")  # before it is there, so that it cannot be left
         self._folder.mkdir(mode=0o700)
+        self._locked = lock(self._folder)
         return ZeroMQ(ipc=self._folder, tcp=self._tcp, keys=self._keys)
 
     def start(self, order: Order, *, on_end: OnEnd, on_line: OnLine) -> Process:
@@ -104,6 +107,9 @@ class Processes:
             process.join(max(0.0, by - time.monotonic()))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._locked is not None:
+            os.close(self._locked)
+            self._locked = None
         if self._janitor is not None:
             self._tell("done")
             assert self._janitor.stdin is not None

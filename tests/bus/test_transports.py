@@ -23,7 +23,7 @@ from engine.bus import zeromq
 from engine.bus.keys import RunKeys, generate_keys
 from engine.bus.memory import Network
 from engine.bus.transport import BULK, CONTROL, Arrival, Down, Received, Transport, Up
-from engine.bus.zeromq import Address, ZeroMQ, is_loopback, parse_address, sweep
+from engine.bus.zeromq import Address, ZeroMQ, is_loopback, lock, parse_address, sweep
 from engine.errors import PayloadTooLarge, UsageError
 
 KEYS = generate_keys()
@@ -800,6 +800,28 @@ def test_only_what_nobody_uses_is_swept(tmp_path: Path, worlds: Any) -> None:
     assert sweep(tmp_path) == 2
     assert used.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"engine-bus-new", "engine-bus-used", "other"}
+
+
+def test_the_directory_of_a_launcher_is_swept_once_it_is_gone(tmp_path: Path) -> None:
+    left, alive, fresh, strange = (tmp_path / f"engine-{word * 6}" for word in ("0a", "0b", "0c", "0d"))
+    for directory in (left, alive, fresh, strange, tmp_path / "engine-notes"):
+        directory.mkdir()
+        (directory / "learner_0.json").write_text("{}")
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(directory / "learner_0.sock"))  # nothing listens there
+    (strange / "thesis.txt").write_text("of the user's own")
+    for directory in (left, alive, strange):
+        os.utime(directory, (0, 0))
+    descriptor = lock(alive)
+    try:
+        assert sweep(tmp_path) == 1
+    finally:
+        os.close(descriptor)
+    assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("engine-0b0b0b0b0b0b", "engine-0c0c0c0c0c0c", "engine-0d0d0d0d0d0d", "engine-notes"),
+    ]
+    assert sweep(tmp_path) == 1, "its launcher has ended"
 
 
 def test_who_makes_a_directory_removes_those_of_the_killed(

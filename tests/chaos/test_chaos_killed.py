@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -153,9 +152,13 @@ def test_a_process_that_stands_still_ends_with_a_killed_launcher_and_janitor(
         os.kill(pid, signal.SIGKILL)
     assert run.end(5) == -signal.SIGKILL
     until(lambda: set(processes_of(tmp_path)) <= {os.getpid()}, ENDS_SECONDS, "all processes end")
-    # Nobody is left who could remove it: this is the one thing that may remain.
-    for folder in Path(os.environ["TMPDIR"]).iterdir():
-        shutil.rmtree(folder)
+    # Nobody is left who could remove it: this is the one thing that may remain, until the next run.
+    (folder,) = Path(os.environ["TMPDIR"]).iterdir()
+    os.utime(folder, (0, 0))
+    again = fleet.launch(run="again")
+    until(lambda: not folder.exists(), ENDS_SECONDS, "the next launcher removes what was left")
+    again.wait_until_running()
+    assert again.stop() == 130, again.said
 
 
 def test_without_its_janitor_a_run_ends_as_ever(fleet: Fleet, tmp_path: Path) -> None:
