@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+from gymnasium.spaces import Box
 
 from engine.context import Context
 from engine.middleware.functional.log import Averages
@@ -12,12 +15,15 @@ from engine.middleware.functional.rhythm import Every
 from engine.middleware.functional.save import save_best_policy
 from engine.pipeline import Node, Timing
 from engine.policies.files import save_policy
+from engine.runs.collapse import Collapse
 from engine.runs.folder import Run
 from engine.runs.metrics import MetricsWriter
 from engine.runs.progress import Progress
 from engine.runs.stations import StationTime
 from engine.runs.trackers import Tracker
 from engine.types import Clock
+
+log = logging.getLogger(__name__)
 
 
 class Watched(Protocol):
@@ -37,6 +43,7 @@ class Recorder:
 
     A row of metrics is written for every `every` env steps and at each evaluation; it holds the
     means since the row before, ``train_iter`` and ``time/sps`` (env steps a second, pauses included).
+    Warn once if a policy of discrete actions stops exploring and gets worse.
 
     Stands last in the pipeline.  Without a policy (None) nothing is saved but the metrics; without
     ``ctx.env_step`` iterations are counted.  Reads: ctx.metrics, the counters.
@@ -59,6 +66,9 @@ class Recorder:
         self._save_best = None if policy is None else save_best_policy(policy, run.path / "policies" / "best")
         self._progress = progress
         self._trackers = tuple(trackers)
+        # The entropy of a density may be any number.
+        discrete = policy is not None and not isinstance(policy.action_space, Box)
+        self._collapse = Collapse() if discrete else None
         self._writer = MetricsWriter(run.path / "metrics.jsonl")
         self._averages = Averages()
         self._due = Every(every)
@@ -101,6 +111,8 @@ class Recorder:
         if env_step > before and now > then:
             row["time/sps"] = (env_step - before) / (now - then)
         self._writer.write(env_step, row)
+        if self._collapse is not None and (warning := self._collapse.look(row)):
+            log.warning("%s", warning)
         for tracker in self._trackers:
             tracker.log(env_step, row)
         self._last = now, env_step

@@ -142,3 +142,48 @@ def test_policies_are_saved_in_a_rhythm_or_when_a_metric_is_the_best(tmp_path: P
         folders = (tmp_path / "rhythm", tmp_path / "best")
         found.append([load_policy(folder).version if folder.exists() else None for folder in folders])
     assert found == [[None, 0], [1, 0], [1, 0], [3, 0]]
+
+
+def rows_of_a_collapse() -> list[OnlineContext]:
+    """It learns, loses half of that while it still explores, and then everything for good."""
+    story = [
+        (20, 0.69),
+        (300, 0.5),
+        (120, 0.4),
+        (480, 0.005),
+        (300, 0.005),
+        (40, 1e-5),
+        (9.4, 1e-6),
+        (9.4, 1e-6),
+    ]
+    return [
+        told(100 * i, collect__return_mean=found, train__entropy=entropy)
+        for i, (found, entropy) in enumerate(story, 1)
+    ]
+
+
+def test_entropy_that_vanishes_while_the_return_falls_is_warned_of_once(
+    tmp_path: Path, policy: Any, caplog: Any
+) -> None:
+    run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    with Progress("off", None, "") as progress:
+        recorder = Recorder(run, policy, progress=progress, every=100)
+        for ctx in rows_of_a_collapse():
+            recorder(ctx)
+            if ctx.env_step <= 500:
+                assert not caplog.records
+        recorder.close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "entropy has vanished (1e-05 nats) while the return fell from 480 to 40" in record.message
+
+
+def test_an_entropy_of_continuous_actions_may_be_any_number(tmp_path: Path, caplog: Any) -> None:
+    run = Run.create(env="x", algo="ppo", seed=0, run_dir=tmp_path / "run")
+    box = PPO(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)), PPOConfig(hidden=(4,)))
+    with Progress("off", None, "") as progress:
+        recorder = Recorder(run, box, progress=progress, every=100)
+        for ctx in rows_of_a_collapse():
+            recorder(ctx)
+        recorder.close()
+    assert not caplog.records
