@@ -126,13 +126,13 @@ def convert(settings: Settings | Mapping[str, Any], struct: type[S]) -> S:
 
 def to_yaml(config: msgspec.Struct, settings: Settings | None = None, *, recipe: str | None = None) -> str:
     """Write a configuration as YAML that `load` reads back; `settings` marks where each line came from."""
-    lines: list[tuple[str, str]] = [(f"recipe: {_dump(recipe)}", "")] if recipe else []
+    lines: list[tuple[str, str]] = [(f"recipe: {dump(recipe)}", "")] if recipe else []
 
     def write(values: Mapping[str, Any], path: Key) -> None:
         for name, value in values.items():
             key, indent = (*path, name), "  " * len(path)
             if isinstance(value, dict) and value:
-                lines.append((f"{indent}{_dump(name)}:", ""))
+                lines.append((f"{indent}{dump(name)}:", ""))
                 write(value, key)
             else:
                 source = settings.sources.get(key) if settings else None
@@ -142,7 +142,7 @@ def to_yaml(config: msgspec.Struct, settings: Settings | None = None, *, recipe:
                     else None
                 )
                 mark = f"  # {source or above or 'default'}" if settings else ""
-                lines.append((f"{indent}{_dump(name)}: {_dump(value)}", mark))
+                lines.append((f"{indent}{dump(name)}: {dump(value)}", mark))
 
     write(msgspec.to_builtins(config), ())
     width = min(48, max((len(text) for text, mark in lines if mark), default=0))
@@ -348,12 +348,12 @@ def _shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _dump(value: Any) -> str:
+def dump(value: Any) -> str:
     """Write a value on one line so that this module's reader gives the same value back."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_dump(name)}: {_dump(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{dump(name)}: {dump(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_dump(inner) for inner in value) + "]"
+        return "[" + ", ".join(dump(inner) for inner in value) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return {"inf": ".inf", "-inf": "-.inf"}.get(repr(value), ".nan")
     if isinstance(value, str):
@@ -390,7 +390,7 @@ def _mistakes(
             if name != tag:
                 yield f"no field {name!r} in {struct.__name__} {place}{_nearest(name, fields, root)}"
             continue
-        inner = _struct_in(fields[name].type)
+        inner = struct_in(fields[name].type)
         if inner is not None and isinstance(value, dict):
             yield from _mistakes(value, inner, key, settings, root)
             continue
@@ -433,7 +433,7 @@ def keys(struct: type[msgspec.Struct]) -> list[str]:
     """Every dotted key that a configuration of `struct` may set."""
     found = []
     for info in msgspec.structs.fields(struct):
-        inner = _struct_in(info.type)
+        inner = struct_in(info.type)
         found += [f"{info.encode_name}.{k}" for k in keys(inner)] if inner else [info.encode_name]
     return found
 
@@ -447,7 +447,7 @@ def _members(hint: Any) -> list[Any]:
     return [] if hint is type(None) else [hint]
 
 
-def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
+def struct_in(hint: Any) -> type[msgspec.Struct] | None:
     """The Struct class that a hint declares, where it is the only mapping it could be."""
     structs = [m for m in _members(hint) if isinstance(m, type) and issubclass(m, msgspec.Struct)]
     return structs[0] if len(structs) == 1 else None
@@ -479,4 +479,12 @@ def _explain(error: Exception, hint: Any, subject: str, value: Any, place: str) 
     phrase = re.sub(
         r"`([^`]*)`", lambda m: " or ".join(_WORDS.get(w, w) for w in m[1].split(" | ")), expected[1]
     )
+    if not inside and "null" not in phrase and _takes_null(hint):
+        phrase += " or null"
     return f"{subject} must be {phrase}, got {shown} {place}"
+
+
+def _takes_null(hint: Any) -> bool:
+    if typing.get_origin(hint) is Annotated:
+        return _takes_null(typing.get_args(hint)[0])
+    return type(None) in typing.get_args(hint)

@@ -33,7 +33,8 @@ Examples:
 
 \b
 TARGET is a configuration by name or file, a script, or a recipe as module:function.
-KEY=VALUE changes one value of the configuration; see `engine config show TARGET`.
+KEY=VALUE changes one value of the configuration; `engine config explain TARGET` tells of
+every key what it is for, and what it may be.
 
 \b
 Ctrl-C ends the run after the iteration under way (with async_mode: after the slot) and

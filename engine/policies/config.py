@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 Count = Annotated[int, Meta(ge=1)]
 Sizes = tuple[Count, ...]
+Positive = Annotated[float, Meta(gt=0)]
 Decay = Literal["none", "linear"]
 
 
@@ -28,7 +29,7 @@ class ActorCriticConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_grad_norm: Annotated[float, Meta(gt=0, description="the gradient is scaled down to this norm")] = 0.5
     hidden: Annotated[Sizes, Meta(description="units of the hidden layers")] = (64, 64)
     activation: Annotated[
-        Literal["tanh", "relu", "elu", "gelu", "silu"], Meta(description="between layers")
+        Literal["tanh", "relu", "elu", "gelu", "silu"], Meta(description="activation function between layers")
     ] = "tanh"
     shared: Annotated[bool, Meta(description="one trunk for policy and value in place of two nets")] = False
     log_std_init: Annotated[
@@ -47,12 +48,13 @@ class PPOConfig(ActorCriticConfig, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(gt=0, description="how far the probability ratio may leave 1 and still be rewarded")
     ] = 0.2
     value_clip: Annotated[
-        float | None, Meta(description="how far V may move from the stored value in one update; null: freely")
+        Positive | None,
+        Meta(description="how far V may move from the stored value in one update; null: freely"),
     ] = None
     epochs: Annotated[int, Meta(ge=1, description="passes over the batch in one update")] = 4
     minibatches: Annotated[int, Meta(ge=1, description="gradient steps in one pass")] = 4
     target_kl: Annotated[
-        float | None,
+        Positive | None,
         Meta(
             description="no further step is taken once the policy has moved this far (nats); null: all steps"
         ),
@@ -72,11 +74,11 @@ class IMPALAConfig(ActorCriticConfig, frozen=True, kw_only=True, forbid_unknown_
         float, Meta(ge=0, le=1, description="0: one-step targets; 1: as far as the weights reach")
     ] = 1.0
     rho_clip: Annotated[
-        float | None,
-        Meta(description="largest importance weight of one step's error; null: biased by nothing, noisier"),
+        Positive | None,
+        Meta(description="largest importance weight of one step's error; null: unclipped, higher variance"),
     ] = 1.0
     c_clip: Annotated[
-        float | None,
+        Positive | None,
         Meta(description="largest importance weight by which later errors reach back; null: any"),
     ] = 1.0
 
@@ -106,12 +108,12 @@ class DQNConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(gt=0, le=1, description="how far the target net moves at each update; 1: copied")
     ] = 1.0
     huber: Annotated[
-        float | None, Meta(description="errors beyond this count linearly; null: all are squared")
+        Positive | None, Meta(description="errors beyond this count linearly; null: all are squared")
     ] = 1.0
     max_grad_norm: Annotated[float, Meta(gt=0, description="the gradient is scaled down to this norm")] = 10.0
     hidden: Annotated[Sizes, Meta(description="units of the hidden layers")] = (64, 64)
     activation: Annotated[
-        Literal["tanh", "relu", "elu", "gelu", "silu"], Meta(description="between layers")
+        Literal["tanh", "relu", "elu", "gelu", "silu"], Meta(description="activation function between layers")
     ] = "relu"
     adam_epsilon: Annotated[float, Meta(gt=0, description="Adam's guard against division by zero")] = 1e-8
 
@@ -120,7 +122,7 @@ class DQNConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _positive_or_none(**values: float | None) -> None:
-    # msgspec takes no range for a union with null
+    # the ranges of the annotations are looked at by files and words only
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be > 0 or null, not {value}")

@@ -13,10 +13,11 @@ from engine.envs.config import EnvConfig
 from engine.errors import ConfigError
 
 Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
 
 
 class EvaluateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How good the policy is, is found out by playing deterministically in environments of its own."""
+    """Periodic deterministic evaluation in separate environments."""
 
     every: Annotated[int, Meta(ge=1, description="env steps from one evaluation to the next")] = 10_000
     episodes: Annotated[int, Meta(ge=1, description="episodes of each evaluation")] = 10
@@ -30,12 +31,16 @@ class EvaluateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class StopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The run ends at the first of these; null never."""
+    """The run ends at the first of these; null: not by this one."""
 
     env_step: Annotated[int, Meta(ge=1, description="transitions to collect")] = 100_000
-    return_mean: Annotated[float | None, Meta(description="mean return of an evaluation to reach")] = None
-    seconds: Annotated[float | None, Meta(description="wall-clock time")] = None
-    no_progress: Annotated[int | None, Meta(description="env steps without a better evaluation")] = None
+    return_mean: Annotated[
+        float | None, Meta(description="the run ends when an evaluation reaches this mean return")
+    ] = None
+    seconds: Annotated[
+        Positive | None, Meta(description="wall-clock seconds from the first iteration on")
+    ] = None
+    no_progress: Annotated[Count | None, Meta(description="env steps without a better evaluation")] = None
 
     def __post_init__(self) -> None:
         for name in ("seconds", "no_progress"):

@@ -78,7 +78,8 @@ class PrioritizedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         float, Meta(ge=0, le=1, description="0: drawn uniformly; 1: in proportion to the errors")
     ] = 0.6
     beta_start: Annotated[
-        float, Meta(ge=0, le=1, description="how far the bias is undone at first; fully at the end")
+        float,
+        Meta(ge=0, le=1, description="how far the bias is corrected at first; fully at the end of the run"),
     ] = 0.4
     epsilon: Annotated[
         float, Meta(gt=0, description="added to every error, so that each transition can be drawn")
@@ -86,8 +87,8 @@ class PrioritizedConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     initial_priority: Annotated[
         Literal["largest", "td_error"],
         Meta(
-            description="of new transitions. largest: as the largest so far; td_error: by the error that "
-            "who collected them finds"
+            description="priority of new transitions. largest: the largest so far; td_error: by the error "
+            "that the collector finds"
         ),
     ] = "largest"
 
@@ -101,9 +102,9 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     buffer_size: Annotated[int, Meta(ge=1, description="transitions that are remembered")] = 100_000
     prioritized: Annotated[
         PrioritizedConfig | None,
-        Meta(description="draw what was predicted badly more often; null: uniformly"),
+        Meta(description="draw transitions with large errors more often; null: uniformly"),
     ] = None
-    threads: Annotated[Count, Meta(description="of torch; one is the quickest for small nets")] = 1
+    threads: Annotated[Count, Meta(description="torch threads; one is the quickest for small nets")] = 1
 
 
 class DQNRun(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

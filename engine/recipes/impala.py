@@ -50,7 +50,7 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the updates are computed."""
 
-    threads: Annotated[Count, Meta(description="of torch; one is the quickest for small nets")] = 1
+    threads: Annotated[Count, Meta(description="torch threads; one is the quickest for small nets")] = 1
 
 
 class IMPALARun(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,21 +37,33 @@ ROLES = (ACTOR, LEAGUE)
 
 
 class PlayersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who learns, and how."""
+    """The players that learn, and how."""
 
-    count: Annotated[int, Meta(ge=1, description="of players; in one process, of actors too")] = 2
-    learning_rate: Annotated[float, Meta(gt=0, description="of one match's mean payoffs")] = 0.2
-    limit: Annotated[float, Meta(gt=0, description="of the logits: how near to a pure move one can be")] = 3.0
+    count: Annotated[int, Meta(ge=1, description="players; in one process also actors")] = 2
+    learning_rate: Annotated[float, Meta(gt=0, description="step size, on the mean payoffs of a match")] = 0.2
+    limit: Annotated[
+        float, Meta(gt=0, description="largest size of a logit: how near to a pure move a player can come")
+    ] = 3.0
 
 
 class MatchesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which matches are played; see `engine.league.league.League`."""
+    """Which matches are played, and what counts as beating."""
 
-    games: Annotated[int, Meta(ge=1, description="of one match")] = 16
-    window: Annotated[int, Meta(ge=1, description="matches to beat the mixture in for a snapshot")] = 32
-    margin: Annotated[float, Meta(gt=0, lt=1, description="mean payoff that counts as beating")] = 0.3
+    games: Annotated[int, Meta(ge=1, description="games of one match")] = 16
+    window: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="newest matches in which a player must beat the mixture to be kept as a snapshot",
+        ),
+    ] = 32
+    margin: Annotated[
+        float, Meta(gt=0, lt=1, description="mean payoff from which on the mixture counts as beaten")
+    ] = 0.3
     trial: Annotated[int, Meta(ge=1, description="games with each older snapshot to join the mixture")] = 128
-    evaluate_every: Annotated[int, Meta(ge=1, description="matches for each between two snapshots")] = 2
+    evaluate_every: Annotated[
+        int, Meta(ge=1, description="one in so many matches is between two snapshots")
+    ] = 2
 
 
 class StopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
