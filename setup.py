@@ -8,7 +8,8 @@ from setuptools import find_packages, setup
 RENDER = ["pygame-ce>=2.5"]
 BOX2D = ["gymnasium[box2d]>=1.2"]
 MUJOCO = ["gymnasium[mujoco]>=1.2"]
-ATARI = ["ale-py>=0.11"]  # GPL-2.0: an extra only, never imported by engine itself
+# ale-py is GPL-2.0: an extra only, never imported by engine itself.  AtariPreprocessing resizes with OpenCV.
+ATARI = ["ale-py>=0.11", "opencv-python-headless>=4.10"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "array-api-strict>=2.3"]
 
 # An editable install is one line with the path of this folder, which type checkers and editors can follow.

@@ -103,7 +103,7 @@ def _packages() -> Iterator[Finding]:
         if found:
             yield Finding(module, "ok", _version(package))
         else:
-            yield Finding(module, "fail", "not installed", f"pip install {package}")
+            yield Finding(module, "fail", "not installed", f"pip install -c constraints.txt {package}")
 
 
 def _torch() -> Iterator[Finding]:
@@ -129,15 +129,17 @@ def _environment() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, module, what in (
-        ("render", "pygame", "films of the classic environments"),
-        ("box2d", "Box2D", "LunarLander, BipedalWalker"),
-        ("mujoco", "mujoco", "HalfCheetah, Hopper, ..."),
+    for extra, modules, what in (
+        ("render", ("pygame",), "films of the classic environments"),
+        ("box2d", ("Box2D",), "LunarLander, BipedalWalker"),
+        ("mujoco", ("mujoco",), "HalfCheetah, Hopper, ..."),
+        ("atari", ("ale_py", "cv2"), "the Atari games and their preprocessing"),
     ):
-        if importlib.util.find_spec(module) is not None:
+        if all(importlib.util.find_spec(module) is not None for module in modules):
             yield Finding(extra, "ok", what)
         else:
-            yield Finding(extra, "warn", f"not installed: {what}", f"pip install 'engine[{extra}]'")
+            line = f"pip install -c constraints.txt 'engine[{extra}]'"
+            yield Finding(extra, "warn", f"not installed: {what}", line)
 
 
 def _display() -> Iterator[Finding]:
@@ -161,7 +163,9 @@ def _film() -> Iterator[Finding]:
     try:
         check_encoder()
     except EngineError as error:
-        yield Finding("film", "warn", str(error), "pip install --force-reinstall 'imageio[ffmpeg]'")
+        yield Finding(
+            "film", "warn", str(error), "pip install -c constraints.txt --force-reinstall 'imageio[ffmpeg]'"
+        )
     else:
         yield Finding("film", "ok", "mp4 files can be written")
 

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from engine.envs.find import DEPENDENCY, missing
 from engine.errors import EngineError, EnvError
 
 _STEP = "(observation, reward, terminated, truncated, info)"
@@ -99,6 +100,11 @@ class Watched:
             result = method(*args, **kwargs)
         except EngineError:
             raise
+        except DEPENDENCY as error:  # imported only now
+            extra = missing(error, f"environment {watch.name!r}") if self._outermost else None
+            if extra is None:
+                raise
+            raise extra from error
         except Exception as error:
             if self._outermost and watch.breach is not None:
                 raise EnvError(self._told(watch.breach)) from error

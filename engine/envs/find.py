@@ -20,6 +20,12 @@ from engine.errors import EnvError, MissingExtra, did_you_mean
 Wrapper: TypeAlias = "str | Mapping[str, Any] | Callable[[Any], Any]"
 
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "pygame": "render"}
+_PACKAGES = {"cv2": "opencv-python-headless"}
+"""Where the package to install has another name than the module; headless: no screen library is needed."""
+_ATARI = ("AtariPreprocessing", "ALE/", "ale_py")
+
+DEPENDENCY = (ImportError, gymnasium.error.DependencyNotInstalled)
+"""What is raised where a package is absent."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ def quiet() -> Iterator[None]:
         yield
 
 
+def install(what: str) -> str:
+    """Return the command that installs `what` in the versions that the tests run with."""
+    return f"pip install -c constraints.txt {what}"
+
+
 def missing(error: BaseException, user: str) -> MissingExtra | None:
     """Return the error that tells what to install when `error` comes from an absent package."""
     cause: BaseException | None = error
@@ -48,10 +59,19 @@ def missing(error: BaseException, user: str) -> MissingExtra | None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             package = cause.name.partition(".")[0]
             extra = _EXTRAS.get(package)
-            line = f"pip install 'engine[{extra}]'" if extra else f"pip install {package}"
-            return MissingExtra(f"{user} needs the package {package!r}, which is not installed: {line}")
+            if package == "cv2" and any(word in user for word in _ATARI):
+                extra = "atari"
+            what = f"'engine[{extra}]'" if extra else _PACKAGES.get(package, package)
+            return MissingExtra(
+                f"{user} needs the package {package!r}, which is not installed: {install(what)}"
+            )
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def absent(error: BaseException, user: str) -> MissingExtra | EnvError:
+    """Return `missing`, or the error for a package that is there and cannot be imported."""
+    return missing(error, user) or EnvError(f"{user} cannot be used: {error}")
 
 
 def import_module(name: str, user: str) -> Any:
@@ -144,7 +164,7 @@ def _unknown_namespace(env_id: str, namespace: str) -> EnvError | MissingExtra:
         if importlib.util.find_spec("ale_py") is None:
             return MissingExtra(
                 f"environment {env_id!r} needs the package 'ale_py', which is not installed: "
-                "pip install 'engine[atari]'"
+                + install("'engine[atari]'")
             )
         return EnvError(f"unknown environment {env_id!r}: add ale_py to env.plugins, it registers the games")
     known = {spec.namespace for spec in gymnasium.registry.values() if spec.namespace}
@@ -178,6 +198,8 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
     module = import_module(module_name, f"wrapper {name!r}") if colon else gymnasium.wrappers
     try:
         found = getattr(module, attribute)
+    except DEPENDENCY as error:  # gymnasium imports some of its wrappers when they are asked for
+        raise absent(error, f"wrapper {name!r}") from error
     except AttributeError:
         known = [key for key in dir(module) if key[:1].isupper()] + list(getattr(module, "__all__", ()))
         hint = did_you_mean(attribute, known)

@@ -14,7 +14,18 @@ from gymnasium.wrappers import TimeLimit
 
 from engine.envs.config import EnvConfig, Vectorization
 from engine.envs.contract import watch_first_calls
-from engine.envs.find import Found, Wrapper, find_env, find_wrapper, import_plugins, missing, newer, quiet
+from engine.envs.find import (
+    DEPENDENCY,
+    Found,
+    Wrapper,
+    absent,
+    find_env,
+    find_wrapper,
+    import_plugins,
+    missing,
+    newer,
+    quiet,
+)
 from engine.envs.process import ProcessVectorEnv
 from engine.envs.returns import count_innermost
 from engine.envs.spaces import check_action_space, check_observation_space, named
@@ -77,9 +88,12 @@ class EnvMaker:
             for wrap, wrapper in zip(wrappers, self.wrappers, strict=True):
                 try:
                     env = wrap(env)
-                except TypeError as error:
+                except (TypeError, ValueError, AssertionError) as error:
                     env.close()
                     raise EnvError(f"wrapper {wrapper!r} of {found.name}: {error}") from error
+                except DEPENDENCY as error:
+                    env.close()
+                    raise absent(error, f"wrapper {wrapper!r}") from error
         try:
             refuse_running_statistics(env, found.name)
         except EnvError:
@@ -97,7 +111,7 @@ def _construct(found: Found, kwargs: dict[str, Any]) -> Any:
         env = found.create(**kwargs)
     except EngineError:
         raise
-    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+    except DEPENDENCY as error:
         extra = missing(error, f"environment {found.name!r}")
         raise extra or EnvError(
             f"environment {found.name!r} cannot be made: {error}{newer(found)}"
@@ -223,7 +237,7 @@ def _native(maker: EnvMaker, found: Found, num_envs: int) -> Any:
     try:
         with quiet():
             return gymnasium.make_vec(found.spec, num_envs, "vector_entry_point", **kwargs)
-    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+    except DEPENDENCY as error:
         extra = missing(error, f"environment {found.name!r}")
         raise extra or EnvError(f"the vectorised class of {found.name} cannot be made: {error}") from error
     except TypeError as error:

@@ -21,6 +21,7 @@ import numpy as np
 
 from engine import config as configs
 from engine.context import Middleware, OnlineContext
+from engine.envs.find import DEPENDENCY, absent
 from engine.envs.vector import Episode, VectorEnv
 from engine.errors import EngineError, EnvError, MissingExtra, StateError, UsageError
 from engine.middleware.functional.evaluate import MAX_STEPS, Tell, evaluate, never, run_episodes
@@ -331,6 +332,8 @@ def _frame(env: Any, name: str) -> Any:
         frame = env.render()[0]
     except EngineError:
         raise
+    except DEPENDENCY as error:
+        raise absent(error, f"the film of {name}") from error
     except Exception as error:  # the user's environment draws: anything can happen
         said = f": {error}" if str(error) else ""
         raise EnvError(f"{name} cannot be drawn: its render() raised {type(error).__name__}{said}") from error

@@ -57,7 +57,9 @@ class Video:
         try:
             import imageio_ffmpeg  # type: ignore[import-untyped]
         except ImportError:
-            raise MissingExtra("films need imageio-ffmpeg: pip install 'imageio[ffmpeg]'") from None
+            raise MissingExtra(
+                "films need imageio-ffmpeg: pip install -c constraints.txt 'imageio[ffmpeg]'"
+            ) from None
         self._shape = shape
         size = (shape[1] + -shape[1] % _BLOCK, shape[0] + -shape[0] % _BLOCK)
         temporary = self._stack.enter_context(replacing(self.path))

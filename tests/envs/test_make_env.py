@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import ResizeObservation, TimeLimit
 from scripted_envs import Counting, Noise
 
 from engine import seeding
@@ -259,14 +259,68 @@ assert 'torch' not in sys.modules
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
-    assert f"pip install 'engine[{extra}]'" in done.stdout
+    assert f"pip install -c constraints.txt 'engine[{extra}]'" in done.stdout
 
 
 def test_a_missing_package_of_no_extra_is_named_too():
     if "jax" in sys.modules:
         pytest.skip("jax is installed")
-    with pytest.raises(MissingExtra, match="pip install jax"):
+    with pytest.raises(MissingExtra, match=r"pip install -c constraints\.txt jax"):
         check_env(EnvConfig(id="phys2d/CartPole-v1"))
+
+
+class Lazy(gymnasium.Wrapper):
+    """Imports what it needs when it is first reset."""
+
+    def reset(self, **kwargs):
+        import a_package_that_is_not_there  # noqa: F401
+
+        return self.env.reset(**kwargs)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "process"])
+def test_a_wrapper_that_imports_an_absent_package_late_names_it_too(vectorization):
+    with (
+        make_env("CartPole-v1", wrappers=[Lazy], vectorization=vectorization) as env,
+        pytest.raises(MissingExtra, match=r"needs the package 'a_package_that_is_not_there'"),
+    ):
+        env.reset()
+
+
+class Screen(gymnasium.Env):
+    """Pictures, as an Atari game shows them."""
+
+    observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "module", "line"),
+    [
+        ("AtariPreprocessing", "cv2", "'engine[atari]'"),
+        (lambda env: ResizeObservation(env, (84, 84)), "cv2", "opencv-python-headless"),
+        ("JaxToNumpy", "jax", "jax"),
+        ("scripted_wrapper_of_jax:Anything", "jax", "jax"),
+    ],
+)
+def test_a_wrapper_whose_package_is_missing_is_one_line(wrapper, module, line, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.wrappers.jax")]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "scripted_wrapper_of_jax.py").write_text("import jax\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingExtra) as raised:
+        make_env(Screen, wrappers=[wrapper])
+    said = str(raised.value)
+    assert (
+        f"needs the package {module!r}, which is not installed: pip install -c constraints.txt {line}" in said
+    )
+    assert "\n" not in said
+
+
+def test_a_wrapper_that_refuses_its_environment_is_one_line():
+    with pytest.raises(EnvError, match=r"wrapper .*ResizeObservation.* of CartPole-v1: .*2D or 3D image"):
+        make_env("CartPole-v1", wrappers=[{"wrapper": "ResizeObservation", "shape": [4, 4]}])
 
 
 def test_the_fields_of_a_config_are_arguments_of_make_env():
