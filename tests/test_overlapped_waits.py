@@ -464,7 +464,21 @@ def test_what_no_station_waits_for_does_not_pile_up(
 def test_of_large_values_fewer_are_kept(mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "MOST_RECENT_BYTES", 4000)
     with Task(**mode) as task:
-        assert living(task, lambda ctx: None, 100) <= 10
+        assert living(task, lambda ctx: None, 100) <= 25
+
+
+def test_values_that_grow_are_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "MOST_RECENT_BYTES", 1 << 20)
+    kept: list[weakref.ref[Any]] = []
+
+    def emit(ctx: Context) -> None:
+        grown = np.zeros(1 << 20, np.uint8) if ctx.total_step >= 300 else np.zeros(1)
+        kept.append(weakref.ref(grown))
+        task.emit("task_said", {"grown": grown})
+
+    with Task() as task:
+        task.share(kept).use(emit).run(max_step=400)
+        assert sum(one() is not None for one in kept[300:]) <= 18
 
 
 @both_modes

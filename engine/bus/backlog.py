@@ -33,7 +33,8 @@ MOST_WAITING, MOST_WAITING_BYTES = 100_000, 64 << 20
 MOST_RECENT, MOST_RECENT_BYTES = 1_000, 16 << 20
 """So many are kept for stations that may wait for the first time; about so many bytes."""
 
-_MOST_WEIGHED = 64
+_MOST_BETWEEN = 15  # letters that are not weighed, between two that are
+_MOST_WEIGHED = 64  # parts of one letter
 _SMALL = frozenset({int, float, bool, complex, type(None)})
 
 
@@ -161,7 +162,7 @@ class Occurrences:
     def __init__(self) -> None:
         self.recent: deque[Occurrence] = deque()
         self._readers: list[weakref.ref[Backlog]] = []
-        self._left = 0  # letters until the bounds are looked at
+        self._left = self._between = self._heaviest = 0  # letters until, and between, looks at the bounds
 
     def add(self, backlog: Backlog) -> None:
         """Hand over from now on what comes, as long as the backlog is used."""
@@ -188,7 +189,9 @@ class Occurrences:
             recent.popleft()
         for backlog in self._living():
             backlog.trim(max(1, min(MOST_WAITING, MOST_WAITING_BYTES // weight)), oldest)
-        self._left = most // 16
+        self._between = min(2 * self._between + 1, _MOST_BETWEEN) if weight <= self._heaviest else 0
+        self._heaviest = max(weight, self._heaviest)
+        self._left = self._between
 
     def _living(self) -> list[Backlog]:
         living = [backlog for reader in self._readers if (backlog := reader()) is not None]
@@ -209,6 +212,8 @@ class Waiter:
 
 def weigh(value: object) -> int:
     """Return about how many bytes a value keeps alive; of a large structure it looks at a part."""
+    if value.__class__ in _SMALL:
+        return 32
     total = seen = unseen = 0
     left: deque[object] = deque([value])
     while left:

@@ -88,7 +88,12 @@ class Letter:
     @property
     def weight(self) -> int:
         """About how many bytes it keeps alive."""
-        return self.bytes + weigh((self.args, self.kwargs))
+        weight = self.bytes
+        for value in self.args:
+            weight += weigh(value)
+        for value in (self.kwargs or _NOTHING).values():
+            weight += weigh(value)
+        return weight
 
 
 @dataclass(eq=False)
@@ -605,4 +610,5 @@ def _gone() -> bool:
 
 _NO_LINE = NoLine()
 _NONE: list[Subscription] = []
+_NOTHING: dict[str, Any] = {}
 _origin, _number = attrgetter("origin"), attrgetter("number")
