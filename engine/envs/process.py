@@ -107,7 +107,7 @@ class ProcessVectorEnv(GymVectorEnv):
         """Process ids, by index; empty when stopped."""
         return [worker.pid for worker in self._workers]
 
-    def _count(self, index: int, counted: tuple[list[float], float] | None) -> None:
+    def _count(self, index: int, counted: tuple[list[float | None], float] | None) -> None:
         """Take over what an environment's process has counted."""
         if self.innermost is not None and counted is not None:
             ended, self.innermost[index].so_far = counted

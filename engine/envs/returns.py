@@ -63,8 +63,9 @@ class Innermost:
         self.wrappers = wrappers
         """The wrappers that may change rewards or ends, outermost first."""
         self.so_far = 0.0
-        self.ended: list[float] = []
-        """Returns of the episodes that its resets have ended, until they are taken out."""
+        self.ended: list[float | None] = []
+        """Returns of the episodes that its resets have ended, until they are taken out; None where a reset
+        ended none that is to be reported."""
         self._whole = False
         self._steps = 0
 
@@ -78,16 +79,15 @@ class Innermost:
 
     def restart(self) -> None:
         """End the running episode, as the environment was reset, and begin the next."""
-        if self._whole and self._steps:
-            self.ended.append(self.so_far)
+        self.ended.append(self.so_far if self._whole and self._steps else None)
         self.so_far, self._steps, self._whole = 0.0, 0, True
 
     def abandon(self) -> None:
-        """Never report the running episode; where no reset comes, its rest is not reported either."""
-        self._whole = False
+        """Never report the running episode, nor its rest if no reset comes now."""
+        self.so_far, self._steps, self._whole = 0.0, 0, False
         self.ended.clear()
 
-    def take(self) -> list[float]:
+    def take(self) -> list[float | None]:
         """Return the episodes that have ended, and forget them."""
         ended, self.ended = self.ended, []
         return ended

@@ -225,6 +225,8 @@ class VectorEnv:
         except Exception as error:
             blame(error, self.name)
             raise
+        for count in self._innermost or ():
+            count.take()  # the resets of just now
         self._obs = self._read(raw)
         if not self._steps:
             self._check_rows("observation", named(self.env.single_observation_space), self._obs)
@@ -387,7 +389,7 @@ class VectorEnv:
         for index, count in enumerate(self._innermost):
             for return_ in count.take() if count.ended else ():
                 length = int(self._inner_lengths[index])
-                if length:  # else a wrapper played it all by itself, while it reset
+                if return_ is not None and length:  # of length 0: a wrapper played it while it reset
                     id, seed = self._inner_ids[index], self._inner_seeds[index]
                     episodes.append(Episode(index, id, seed, return_, length))
                 self._inner_ids[index] = self._ids[index]

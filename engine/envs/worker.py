@@ -65,7 +65,7 @@ def main() -> None:
     env: Any = None
     innermost: Any = None
 
-    def counted() -> tuple[list[float], float] | None:
+    def counted() -> tuple[list[float | None], float] | None:
         return None if innermost is None else (innermost.take(), innermost.so_far)
 
     try:

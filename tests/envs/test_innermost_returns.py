@@ -291,6 +291,8 @@ def test_an_evaluation_counts_whole_games_that_began_in_it():
             ]
             assert all(episode.return_ in paid for episode in episodes)
             assert all(episode.return_ >= 1 + 2 + 3 for episode in episodes)  # five of seven rewards
+            # The agent takes four steps of a game: the wrapper takes the third of five, in its own reset.
+            assert [episode.length for episode in episodes] == [4] * 4
 
 
 def test_the_window_shows_wrapped_returns_beside_the_others():
