@@ -171,6 +171,22 @@ def test_waits_for_what_earlier_stations_emit_return_the_same_in_both_modes(
     assert values(members, runs, seed=seed, async_mode=True, max_lag=max_lag) == in_order
 
 
+@given(
+    st.lists(specs, min_size=2, max_size=4),
+    st.integers(1, 10),
+    st.sampled_from([None, 1, 2]),
+    st.lists(st.integers(0, 2**16), min_size=2, max_size=2, unique=True),
+)
+@settings(max_examples=40, deadline=None)
+@pytest.mark.timeout(300)
+def test_wherever_emitters_stand_waits_do_not_depend_on_which_station_is_quicker(
+    members: list[Spec], steps: int, max_lag: int | None, seeds: list[int]
+) -> None:
+    first, second = (values(members, [steps], seed=seed, async_mode=True, max_lag=max_lag) for seed in seeds)
+    assert first == second
+    assert values(members, [steps], async_mode=True, max_lag=0)[0] == values(members, [steps])[0]
+
+
 # --- one by one -------------------------------------------------------------------------
 
 
