@@ -54,7 +54,9 @@ class Hub:
         if refusal is not None:
             return Refused(refusal), None
         name = member.name or self._free_name(member.role)
-        member = msgspec.structs.replace(member, name=name, on=[], serves=[], consumes={}, ready=False)
+        member = msgspec.structs.replace(
+            member, name=name, on=[], serves=[], consumes={}, ready=False, shortage=""
+        )
         self.members[member.id] = member
         return self._welcome(member), Changed(member)
 

@@ -134,6 +134,10 @@ class MemoryTransport:
             self.me, self._open = me, True
         return self.address
 
+    def shortage(self, *, before: bool = False) -> str:
+        """There is always room."""
+        return ""
+
     def check(self, address: str) -> None:
         if not address.startswith(SCHEME):
             raise UsageError(f"{address!r} is no address of a peer; one looks like {SCHEME}0")

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from engine.errors import CodecError, UsageError
 
-VERSION = 2
+VERSION = 3
 """Of the protocol; peers of another one are refused."""
 
 SMALL_BYTES = 64 << 10
@@ -33,7 +33,8 @@ class Member(Struct, array_like=True):
     """A process of the run, as everybody knows it.
 
     ``id`` is that of this incarnation; ``name`` is its seat, like ``collector_1``, which the hub gives
-    where it is empty, and which a process that takes its place may bear again.
+    where it is empty, and which a process that takes its place may bear again.  ``shortage`` says
+    what it has too little of to be given more peers.
     """
 
     id: Name
@@ -46,6 +47,7 @@ class Member(Struct, array_like=True):
     serves: Annotated[list[Name], Meta(max_length=4096)] = []
     consumes: dict[Name, int] = {}
     report: dict[str, Any] = {}
+    shortage: Annotated[str, Meta(max_length=200)] = ""
 
 
 # --- joining and membership -----------------------------------------------------------------

@@ -49,7 +49,7 @@ from engine.bus.message import (
     unpack,
 )
 from engine.bus.router import Inflow, Router
-from engine.bus.transport import CONTROL, NOTHING_LISTENS, Arrival, Asked, Frame, Transport
+from engine.bus.transport import CONTROL, NOTHING_LISTENS, Arrival, Asked, Frame, Line, Transport
 from engine.errors import CodecError, DeadlineExceeded, HubLost, UsageError
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ REFUSED_TOLD_SECONDS, TOLD_SECONDS, TOLD_AGAIN_SECONDS = 0.3, 1.0, 10.0
 """When a process that is not let in says what is known: if nothing listens there, otherwise, and again."""
 
 _HELLO_SECONDS = 0.1
+_ROOM_SECONDS = 0.5  # between two looks whether there is room for more peers
 _AGAIN_SECONDS = 1.0  # between attempts at an address where nothing could be opened
 _MOST_REMEMBERED = 256
 _STALL_SECONDS = 1.0
@@ -150,13 +151,13 @@ class Network:
         except BaseException:
             transport.close(0)
             raise
-        self.lines = Lines(self._links.line)
+        self.lines = Lines(self._line)
         self._commands: deque[Callable[[], None]] = deque()
         self._waking = False
         self._wakes: list[Callable[[], None]] = []
         self._reached, self._joined = threading.Event(), threading.Event()
         self._broken: BaseException | None = None
-        self._hello_at = self._again_at = 0.0
+        self._hello_at = self._again_at = self._room_at = 0.0
         self._may_ask = True  # whether this process may ask to be let in
         self._newcomers: dict[str, Hello] = {}  # which the hub connects to
         self._turned_away: dict[str, str] = {}  # the latest, with the reason
@@ -444,6 +445,12 @@ class Network:
         except CodecError as error:
             self._drop(sender, error)
 
+    def _line(self, id: str, number: int) -> Line | None:
+        """Open a line to a member, from any thread; None if either end has too little room for more."""
+        member = self.router.members.get(id)
+        short = member is None or member.shortage or self.me.shortage
+        return None if short else self._links.line(id, number)
+
     def _address_of(self, id: str) -> str | None:
         member = self.router.members.get(id)
         return None if member is None else member.address
@@ -497,11 +504,30 @@ class Network:
             return
         if sender in self._hub.members:
             self._links.greet(sender, _greeting_frame(self._hub.hello(hello)[0]))
-        elif (refusal := self._hub.refusal(hello)) is not None:
+        elif sender in self._newcomers or len(self._newcomers) >= MOST_NEWCOMERS:
+            pass  # it asks again
+        elif (refusal := self._hub.refusal(hello) or self._no_room()) is not None:
             self._turn_away(hello, refusal)
-        elif sender not in self._newcomers and len(self._newcomers) < MOST_NEWCOMERS:
+        else:
             self._newcomers[sender] = hello
             self._links.open(sender, hello.member.address, now)
+
+    def _no_room(self) -> str | None:
+        """Return why the run can take no more members; None if it can."""
+        self._look_at_room()
+        for member in (self.me, *self.router.members.values()):
+            if member.shortage:
+                return f"the run has no room for one more process: {member.name} has {member.shortage}"
+        return None
+
+    def _look_at_room(self) -> None:
+        """Tell everybody when this process can have no more peers, and when it can again."""
+        before = self.me.shortage
+        shortage = self._transport.shortage(before=bool(before))
+        if bool(shortage) != bool(before):
+            if shortage:
+                log.warning("%s takes on no more peers: it has %s", self.me.name or self.me.role, shortage)
+            self.change(shortage=shortage)
 
     def _look_at_newcomers(self, now: float) -> None:
         """Let in those that are connected to, and turn away those that cannot be."""
@@ -658,6 +684,9 @@ class Network:
         if self._joining:
             self._say_hello(now)
             self._judge_before_joining(now)
+        elif now >= self._room_at:
+            self._room_at = now + _ROOM_SECONDS
+            self._look_at_room()
         self._links.keep_up(now)
         for id in list(self.router.members):
             if self._hub is not None or id == self.hub_id:

@@ -88,6 +88,13 @@ class Transport(Protocol):
         """Open the inbox; return the address by which others reach it."""
         ...
 
+    def shortage(self, *, before: bool = False) -> str:
+        """Return what there is too little of to connect to more peers; empty if there is room.
+
+        After a shortage `before`, a little more room is wanted.
+        """
+        ...
+
     def check(self, address: str) -> None:
         """Raise `UsageError` for what can never be the address of a peer that is reached from here."""
         ...

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
+from engine.bus import descriptors
 from engine.bus.keys import RunKeys
 from engine.bus.transport import (
     BULK,
@@ -75,6 +76,7 @@ _LINE = 2
 _MOST_ASKED_BYTES = 2 * _LARGE  # of a frame on a line
 _ID = re.compile(r"[!-~]{1,128}")
 _KNOWN_IDS = 4096
+_MOST_SOCKETS = 16 << 10  # of libzmq: 6 for each of 1,024 peers, and 4 lines to each
 
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 3000
 _HANDSHAKE_MS = 2000
@@ -249,6 +251,7 @@ class ZeroMQ:
         self._links: dict[str, _Link] = {}
         self._arrivals: deque[Arrival] = deque()
         self._senders: dict[bytes, tuple[str, int] | None] = {}
+        self._callers: set[str] = set()  # peers that called by a line
         self._numbers = 0
         self._untaken = False
         self._unread: _Link | None = None  # a link that may have something to read, which nothing tells
@@ -266,6 +269,9 @@ class ZeroMQ:
             raise UsageError(f"this transport was started before, as {self.me!r}")
         if not _ID.fullmatch(me):
             raise UsageError(f"{me!r} cannot name a peer: at most 128 letters, digits and signs, no spaces")
+        descriptors.raise_limit()
+        if shortage := descriptors.shortage():
+            raise UsageError(f"this process cannot be part of a run: it has {shortage}")
         self._zmq = zmq
         # As plain numbers: combining enumeration members takes longer than a system call.
         self._dontwait, self._more = int(zmq.DONTWAIT), int(zmq.SNDMORE) | int(zmq.DONTWAIT)
@@ -274,7 +280,7 @@ class ZeroMQ:
         self._again = zmq.Again
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.blocky = False
-        self._context.set(zmq.MAX_SOCKETS, 8192)
+        self._context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}  # by file descriptor
         self._inbox = self._context.socket(zmq.ROUTER)
@@ -289,6 +295,11 @@ class ZeroMQ:
             self.close(linger=0)
             raise
         return address
+
+    def shortage(self, *, before: bool = False) -> str:
+        coming = sum(2 for link in self._links.values() if link.sockets and not link.up)
+        lines = max(0, len(self._links) - len(self._callers))  # each peer may begin to call this process
+        return descriptors.shortage(before=before, promised=coming + lines)
 
     def check(self, address: str) -> None:
         self._check_keys(parse_address(address))
@@ -309,6 +320,7 @@ class ZeroMQ:
 
     def disconnect(self, peer: str) -> None:
         link = self._links.pop(peer, None)
+        self._callers.discard(peer)
         if link is not None:
             self._release(link, linger=0)
             kept = (one for one in self._arrivals if isinstance(one, Received) or one.peer != peer)
@@ -571,6 +583,8 @@ class ZeroMQ:
         name = routing_id[1:].decode("ascii", "replace")
         if routing_id[:1] == _LETTERS[_LINE]:
             name = name.rpartition("/")[0]
+            if name in self._links:
+                self._callers.add(name)
         known = routing_id[:1] in _LETTERS and _ID.fullmatch(name) is not None
         sender = (name, _LETTERS.index(routing_id[:1])) if known else None
         if len(self._senders) >= _KNOWN_IDS:
