@@ -280,9 +280,17 @@ class Task:
         """Answer calls of ``<receiver>_<method>`` at boundaries or on the service thread; see `Bus.serve`."""
         return self.bus.serve(method, handler, thread=thread)
 
-    def call(self, method: str, *args: Any, timeout: float | None = 30.0, **kwargs: Any) -> Any:
-        """Call a method that this process or another serves; see `Bus.call`."""
-        return self.bus.call(method, *args, timeout=timeout, **kwargs)
+    def call(
+        self, method: str, *args: Any, timeout: float | None = 30.0, peer: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Call a method that this process or another, or `peer`, serves; see `Bus.call`."""
+        return self.bus.call(method, *args, timeout=timeout, peer=peer, **kwargs)
+
+    def call_all(
+        self, method: str, *args: Any, timeout: float | None = 30.0, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Call a method in every process that serves it; return results or errors; see `Bus.call_all`."""
+        return self.bus.call_all(method, *args, timeout=timeout, **kwargs)
 
     # --- running ------------------------------------------------------------------------
 

@@ -357,17 +357,36 @@ class Bus:
             raise UnknownName(f"{method!r} is not served{did_you_mean(method, table)}")
         self._announce()
 
-    def call(self, method: str, *args: Any, timeout: float | None = 30.0, **kwargs: Any) -> Any:
+    def call(
+        self, method: str, *args: Any, timeout: float | None = 30.0, peer: str | None = None, **kwargs: Any
+    ) -> Any:
         """Call a method that this process or another serves, and return what its handler returned.
 
-        Where nobody serves it yet it waits for somebody who does.  Raises the handler's error as a
-        `RemoteError` (also of its own type, if that is Python's), `NoSuchService`, `Overloaded`,
-        `PeerLost` where the server died, and `DeadlineExceeded` after `timeout` seconds, which are the
-        server's too: a call that nobody waits for is not begun.
+        With `peer` it is called there, like ``collector_1``.  Otherwise this process answers if it serves the
+        method itself, and others in turn, those with fewer calls of this process under way first.
+        Waits until a process serves the method.  Raises the handler's error as a `RemoteError` (also of its
+        own type, if that is Python's), `NoSuchService`, `Overloaded`, `PeerLost` if the server died or
+        `peer` is not in the run, and `DeadlineExceeded` after `timeout` seconds, which are the server's
+        too: a call that is not waited for any more is not begun.
         """
         self._check(method)
         check_timeout(timeout, "call")
-        return self._calls.call(method, args, kwargs, timeout, lambda: self._expected(method))
+        if peer is not None and not isinstance(peer, str):
+            raise UsageError(f"call takes peer= the name of a process, like 'collector_1', not {peer!r}")
+        return self._calls.call(method, args, kwargs, timeout, lambda: self._expected(method), peer)
+
+    def call_all(
+        self, method: str, *args: Any, timeout: float | None = 30.0, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Call a method in every process that serves it, at once; return its result, or error, by peer.
+
+        An error is the one that `call` would have raised: that of the handler, `PeerLost` of a server that
+        died meanwhile, `DeadlineExceeded` of one that did not answer within `timeout` seconds.  Waits
+        until at least one process serves the method, and raises what `call` does if none comes to.
+        """
+        self._check(method)
+        check_timeout(timeout, "call_all")
+        return self._calls.call_all(method, args, kwargs, timeout, lambda: self._expected(method))
 
     # --- who is there -------------------------------------------------------------------------
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.bus.aside import ServiceThread
 from engine.bus.gate import Gate
 from engine.bus.lines import ANSWER_SECONDS
 from engine.bus.message import SMALL_BYTES, Call, Failure, Member, Reply
-from engine.bus.router import Arrived, Body
+from engine.bus.router import UNSERVED_SECONDS, Arrived, Body
 from engine.bus.services import Served, Services, error_of, failure_of
 from engine.bus.transport import Frame
-from engine.errors import CodecError, NoSuchService, did_you_mean
+from engine.errors import CodecError, DeadlineExceeded, NoSuchService, PeerLost, did_you_mean
 
 if TYPE_CHECKING:
     from engine.bus.network import Network
@@ -28,10 +30,11 @@ _FOR_EVER = 365 * 24 * 3600.0
 class _Pending:
     """A call that is waited for; ``told`` is released when it has ended."""
 
-    __slots__ = ("at_gate", "outcome", "told")
+    __slots__ = ("at_gate", "outcome", "server", "told")
 
     def __init__(self) -> None:
         self.outcome: Arrived | Failure | None = None
+        self.server = ""
         self.told = threading.Lock()
         self.told.acquire()
         self.at_gate = False
@@ -57,29 +60,168 @@ class Calls:
         kwargs: dict[str, Any],
         timeout: float | None,
         expected: Callable[[], str],
+        peer: str | None = None,
     ) -> Any:
         """Call a method, here or elsewhere; see `Bus.call`."""
-        if method in self.services.table:
-            return self._call_here(method, next(self._numbers), timeout, args, kwargs)
         network, values = self.network, self.values
+        mine = peer is None or peer == self._me()
+        if mine and method in self.services.table:
+            return self._call_here(method, next(self._numbers), timeout, args, kwargs)
         if network is None or values is None:
-            raise NoSuchService(f"nobody serves {method!r}{did_you_mean(method, self.services.table)}")
+            raise self._unserved(method, peer)
         self._gate.check("a call")
         body = values.snapshot_call(args, kwargs)
-        seconds = _FOR_EVER if timeout is None else timeout
-        call = Call(0, method, int(min(seconds, _FOR_EVER) * 1000), body.size, body.skeleton)
+        call = self._call(method, body, timeout)
         servers = network.router.servers.get(method, ())
-        direct = bool(servers) and not body.size and len(body.skeleton) < SMALL_BYTES and self._may_block
-        server = servers[0] if direct and seconds > ANSWER_SECONDS else ""
+        turns = network.router.turns if peer is None and len(servers) > 1 else None
+        if turns is not None:
+            server = turns.begin(method, servers)
+        elif peer is None:
+            server = servers[0] if servers else ""
+        elif mine:
+            raise self._unserved(method, peer)
+        else:
+            server = network.id_of(peer)
+        direct = (
+            server in servers
+            and not body.size
+            and len(body.skeleton) < SMALL_BYTES
+            and (timeout is None or timeout > ANSWER_SECONDS)
+            and self._may_block
+        )
         try:
-            outcome = self._made(network, call, body, server, timeout, expected)
+            outcome, name = self._made(
+                network, call, body, server, direct, peer is not None, timeout, expected
+            )
         except BaseException:
-            network.do(lambda: network.router.cancel(call.number, server))
+            network.do(lambda: network.router.cancel(call.number, server if direct else ""))
             raise
+        finally:
+            if turns is not None:
+                turns.end(server)
         if isinstance(outcome, Failure):
-            raise error_of(outcome, method, network.server_of(method))
-        assert isinstance(outcome, Arrived)
+            raise error_of(outcome, method, name)
         return values.load(outcome)
+
+    def call_all(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        expected: Callable[[], str],
+    ) -> dict[str, Any]:
+        """Call a method wherever it is served; see `Bus.call_all`."""
+        network, values = self.network, self.values
+        deadline = None if timeout is None else time.monotonic() + timeout
+        here = method in self.services.table
+        if network is None or values is None:
+            if not here:
+                raise self._unserved(method)
+            return {self._me(): self._result(lambda: self._call_here(method, 0, timeout, args, kwargs))}
+        self._gate.check("a call")
+        servers = self._servers(network, method, here, timeout, expected)
+        body = values.snapshot_call(args, kwargs)
+        asked: dict[str, tuple[_Pending, str, int]] = {}
+        try:
+            for server in servers:
+                call = self._call(method, body, timeout)
+                call.number = next(self._numbers)
+                pending = self._pending[call.number] = _Pending()
+                pending.at_gate = True
+                asked[server] = pending, network.name_of(server), call.number
+                network.do(partial(network.router.call, call, body.frames(), server, only=True))
+            results: dict[str, Any] = {}
+            if here:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                number = next(self._numbers)
+                results[self._me()] = self._result(
+                    lambda: self._call_here(method, number, left, args, kwargs)
+                )
+            self._gather([pending for pending, _, _ in asked.values()], method, deadline)
+        finally:
+            for server, (pending, _, number) in asked.items():
+                del self._pending[number]
+                if pending.outcome is None:
+                    network.do(partial(network.router.cancel, number, server))
+        for pending, name, _ in asked.values():
+            results[name or pending.server] = self._result(
+                partial(self._open, pending, method, name, timeout)
+            )
+        return dict(sorted(results.items()))
+
+    def _servers(
+        self,
+        network: Network,
+        method: str,
+        here: bool,
+        timeout: float | None,
+        expected: Callable[[], str],
+    ) -> tuple[str, ...]:
+        """Return the ids of all others that serve a method; waits for one unless it is served `here`."""
+        began = time.monotonic()
+
+        def serving() -> tuple[str, ...] | None:
+            servers = network.router.servers.get(method, ())
+            if servers or here:
+                return servers
+            if time.monotonic() - began > UNSERVED_SECONDS and network.router.unserved(method):
+                raise NoSuchService(network.router.unserved(method))
+            return None
+
+        return self._gate.until(
+            serving,
+            timeout,
+            lambda: f"nothing has served {method!r} within {timeout:g} s{expected()}",
+            what=f"the answers to {method!r}",
+            finishing=False,
+        )
+
+    def _gather(self, waiting: list[_Pending], method: str, deadline: float | None) -> None:
+        """Wait until all calls have ended, or the deadline has passed."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with contextlib.suppress(DeadlineExceeded):  # told of each that did not answer
+            self._gate.until(
+                lambda: True if all(pending.outcome is not None for pending in waiting) else None,
+                left,
+                lambda: "",
+                what=f"the answers to {method!r}",
+                finishing=False,
+            )
+
+    def _open(self, pending: _Pending, method: str, name: str, timeout: float | None) -> Any:
+        """Return what a call of many returned, or raise why it did not."""
+        assert self.values is not None
+        if pending.outcome is None:
+            raise DeadlineExceeded(f"{method!r} was not answered by {name} within {timeout:g} s")
+        if isinstance(pending.outcome, Failure):
+            raise error_of(pending.outcome, method, name)
+        return self.values.load(pending.outcome)
+
+    @staticmethod
+    def _result(work: Callable[[], Any]) -> Any:
+        """Return what `work` returns, or the error that it raises."""
+        try:
+            return work()
+        except Exception as error:
+            return error
+
+    def _call(self, method: str, body: Body, timeout: float | None) -> Call:
+        seconds = _FOR_EVER if timeout is None else min(timeout, _FOR_EVER)
+        return Call(0, method, int(seconds * 1000), body.size, body.skeleton)
+
+    def _unserved(self, method: str, peer: str | None = None) -> Exception:
+        if peer is not None and peer != self._me():
+            return PeerLost(
+                f"{peer} cannot be called: it is not in the run", peer=peer, cause="it is not in the run"
+            )
+        hint = did_you_mean(method, self.services.table)
+        return NoSuchService(
+            f"{peer or 'no process'} {'does not serve' if peer else 'serves'} {method!r}{hint}"
+        )
+
+    def _me(self) -> str:
+        return "main" if self.network is None else self.network.me.name
 
     @property
     def _may_block(self) -> bool:
@@ -93,12 +235,14 @@ class Calls:
         call: Call,
         body: Body,
         server: str,
+        direct: bool,
+        only: bool,
         timeout: float | None,
         expected: Callable[[], str],
-    ) -> Arrived | Failure:
-        """Make a call, by a line to `server` if there is one, and return how it ended."""
+    ) -> tuple[Arrived | Failure, str]:
+        """Make a call, if `direct` by a line to `server`; return how it ended and the server's name."""
         router, asked = network.router, False
-        line = network.lines.take(server) if server else None
+        line = network.lines.take(server) if direct else None
         # With the line in hand: who serves takes calls of one line in the order of their numbers.
         call.number = next(self._numbers)
         pending: _Pending | None = None
@@ -106,16 +250,16 @@ class Calls:
             if line is not None:
                 answer = line.ask(call)
                 if isinstance(answer, Reply):
-                    return Arrived(answer.skeleton, 0)
+                    return Arrived(answer.skeleton, 0), ""
                 if isinstance(answer, Failure):
-                    return answer
+                    return answer, network.name_of(server)
                 asked = answer
             pending = self._pending[call.number] = _Pending()
             if asked:
                 network.do(lambda: router.insist(call, server))
             else:
-                network.do(lambda: router.call(call, body.frames()))
-            return self._outcome(pending, call.method, timeout, expected)
+                network.do(lambda: router.call(call, body.frames(), server, only=only))
+            return self._outcome(pending, call.method, timeout, expected), pending.server
         finally:
             if pending is not None:
                 del self._pending[call.number]
@@ -177,11 +321,12 @@ class Calls:
             raise error
         return result
 
-    def replied(self, number: int, outcome: Arrived | Failure) -> None:
-        """A call of ours has ended."""
+    def replied(self, number: int, outcome: Arrived | Failure, server: str) -> None:
+        """A call of ours has ended; `server` is the name of the process that answered."""
         pending = self._pending.get(number)
         if pending is None:
             return
+        pending.server = server
         pending.outcome = outcome
         if pending.at_gate or self.network is None:
             self._gate.wake()

@@ -57,9 +57,9 @@ class Inflow:
         """Somebody calls a method of ours."""
         self._calls.called(sender, call, arena)
 
-    def replied(self, number: int, outcome: Arrived | Failure) -> None:
+    def replied(self, number: int, outcome: Arrived | Failure, server: str = "") -> None:
         """A call of ours has ended."""
-        self._calls.replied(number, outcome)
+        self._calls.replied(number, outcome, server)
 
     def settled(self, name: str, count: int) -> None:
         """Items that were pushed here were taken, or dropped."""

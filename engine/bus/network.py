@@ -50,7 +50,7 @@ from engine.bus.message import (
 )
 from engine.bus.router import Inflow, Router
 from engine.bus.transport import CONTROL, NOTHING_LISTENS, Arrival, Asked, Frame, Line, Transport
-from engine.errors import CodecError, DeadlineExceeded, HubLost, UsageError
+from engine.errors import CodecError, DeadlineExceeded, HubLost, PeerLost, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,8 @@ class Network:
         if standing.refused:
             cause = "" if standing.cause == NOTHING_LISTENS else f": {standing.cause}"
             return f"nothing listens at {self._at}{cause}; the run is over, or has not started yet"
-        cause = standing.cause or "it is filtered, down, or not started yet"
+        far = "tcp://" in (self._at or "")
+        cause = standing.cause or f"it is {'filtered, down' if far else 'busy, stopped'}, or not started yet"
         return f"no answer from {self._at} so far: {cause}"
 
     def do(self, command: Callable[[], None]) -> None:
@@ -289,11 +290,18 @@ class Network:
         ids = self.router.consumers.get(stream, {})
         return sorted(members[id].name for id in list(ids) if id in members)
 
-    def server_of(self, method: str) -> str:
-        """The name of who serves a method; empty if nobody does."""
-        ids = self.router.servers.get(method, ())
-        member = self.router.members.get(ids[0]) if ids else None
-        return member.name if member is not None else ""
+    def id_of(self, name: str) -> str:
+        """The id of the member of that name; raises `PeerLost` if there is none."""
+        for member in list(self.router.members.values()):
+            if member.name == name:
+                return member.id
+        cause = self.lost.get(name, "it is not in the run")
+        raise PeerLost(f"{name} cannot be called: {cause}", peer=name, cause=cause)
+
+    def name_of(self, id: str) -> str:
+        """The name of a member; empty if it is none any more."""
+        member = self.router.members.get(id)
+        return "" if member is None else member.name
 
     # --- what others ask for, on the network's thread ---------------------------------------
 

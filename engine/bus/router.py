@@ -39,6 +39,7 @@ from engine.bus.message import (
 from engine.bus.outbox import Counts, Outbox, OutgoingItem
 from engine.bus.slots import Torn, Unattachable
 from engine.bus.transport import BULK, CONTROL, Frame
+from engine.bus.turns import Turns
 from engine.errors import did_you_mean
 
 MOST_BACKLOG_BYTES = 8 << 20
@@ -106,7 +107,9 @@ class Inflow(Protocol):
 
     def cancelled(self, sender: Member, number: int) -> None: ...
 
-    def replied(self, number: int, outcome: Arrived | Failure) -> None: ...
+    def replied(self, number: int, outcome: Arrived | Failure, server: str = "") -> None:
+        """A call of ours has ended; `server` is the name of the process that answered it."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -117,12 +120,13 @@ class _Published:
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A call of ours; ``server`` is None while nobody serves it."""
+    """A call of ours; ``server`` is None while no process serves it, ``only`` the one that may."""
 
     call: Call
     frames: list[Frame]
     since: float
     server: str | None = None
+    only: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -162,6 +166,7 @@ class Router:
         self.listeners: dict[str, tuple[str, ...]] = {}
         self.consumers: dict[str, dict[str, int]] = {}
         self.servers: dict[str, tuple[str, ...]] = {}
+        self.turns = Turns(me.name)
         self._missed: dict[str, int] = {}
         self._behind: dict[str, set[str]] = {}
         self._published: dict[str, _Published] = {}
@@ -217,7 +222,7 @@ class Router:
             outbox.lost(id)
             self._pump(name)
         for number, asked in list(self._asked.items()):
-            if asked.server == id:
+            if asked.server == id or asked.only == id:
                 del self._asked[number]
                 self._inflow.replied(number, Failure(number, PEER_LOST, cause, member.name, False))
         self._find_servers()
@@ -230,10 +235,12 @@ class Router:
         for id, member in self.members.items():
             for name in member.on:
                 listeners[name] = (*listeners.get(name, ()), id)
-            for name in member.serves:
-                servers[name] = (*servers.get(name, ()), id)
             for name, capacity in member.consumes.items():
                 consumers.setdefault(name, {})[id] = capacity
+        # In the order of their names, so that turns are the same whoever joined first.
+        for member in sorted(self.members.values(), key=lambda member: member.name):
+            for name in member.serves:
+                servers[name] = (*servers.get(name, ()), member.id)
         self.listeners, self.consumers, self.servers = listeners, consumers, servers
 
     # --- events ---------------------------------------------------------------------------
@@ -401,11 +408,28 @@ class Router:
 
     # --- calls ----------------------------------------------------------------------------
 
-    def call(self, call: Call, frames: list[Frame]) -> None:
-        """Call somebody who serves the method; wait where nobody does yet, and may still."""
-        asked = _Asked(call, frames, self._now)
-        self._asked[call.number] = asked
-        self._find_server(asked)
+    def call(self, call: Call, frames: list[Frame], server: str = "", *, only: bool = False) -> None:
+        """Call `server` if it serves the method, else another that does, unless it is to be that one only.
+
+        Waits while none does and one still may.
+        """
+        if only and server not in self.members:
+            self._lost(call.number, server)
+            return
+        asked = self._asked[call.number] = _Asked(call, frames, self._now, only=server if only else "")
+        if server in self.servers.get(call.method, ()):
+            self._ask(asked, server)
+        else:
+            self._find_server(asked)
+
+    def _ask(self, asked: _Asked, server: str) -> None:
+        asked.server = server
+        self._send_sized(server, pack(asked.call), asked.frames)
+
+    def _lost(self, number: int, server: str) -> None:
+        """End a call whose server is gone."""
+        name, cause = self._causes.get(server, (server, "it is gone"))
+        self._inflow.replied(number, Failure(number, PEER_LOST, cause, name, False))
 
     def insist(self, call: Call, server: str) -> None:
         """Ask by the lanes what somebody was asked on a line, and did not answer soon."""
@@ -413,8 +437,7 @@ class Router:
             self._asked[call.number] = _Asked(call, [], self._now, server)
             self._send_sized(server, pack(call), [])
         else:  # another could answer, but this one may have done what was asked
-            name, cause = self._causes.get(server, (server, "it is gone"))
-            self._inflow.replied(call.number, Failure(call.number, PEER_LOST, cause, name, False))
+            self._lost(call.number, server)
 
     def cancel(self, number: int, server: str = "") -> None:
         """Nobody waits for a call of ours any more, which `server` was asked on a line."""
@@ -470,19 +493,32 @@ class Router:
 
     def _find_server(self, asked: _Asked) -> None:
         call = asked.call
-        servers = self.servers.get(call.method)
+        servers = self.servers.get(call.method, ())
+        if asked.only:
+            servers = (asked.only,) if asked.only in servers else ()
         if servers:
-            asked.server = servers[0]
-            self._send_sized(servers[0], pack(call), asked.frames)
-            return
-        role = call.method.partition("_")[0]
-        there = [member for member in self.members.values() if member.role == role and member.ready]
-        # Whoever is ready serves by now what he serves, or is just about to say so.
-        if there and self._now - asked.since > UNSERVED_SECONDS:
-            del self._asked[call.number]
-            hint = did_you_mean(call.method, {name for member in there for name in member.serves})
-            message = f"{there[0].name} does not serve {call.method!r}{hint}"
-            self._inflow.replied(call.number, Failure(call.number, "NoSuchService", message, "", True))
+            self._ask(asked, self.turns.next(call.method, servers))
+        elif self._now - asked.since > UNSERVED_SECONDS:
+            message = self.unserved(call.method, asked.only)
+            if message:
+                del self._asked[call.number]
+                self._inflow.replied(call.number, Failure(call.number, "NoSuchService", message, "", True))
+
+    def unserved(self, method: str, only: str = "") -> str:
+        """Return why nothing is to be expected of a method that nothing serves; empty if it may come.
+
+        A process of the right role that is ready serves by now what it serves.
+        """
+        role = method.partition("_")[0]
+        there = [
+            member
+            for member in (*list(self.members.values()), self.me)
+            if member.ready and (member.id == only if only else member.role == role)
+        ]
+        if not there:
+            return ""
+        hint = did_you_mean(method, {name for member in there for name in member.serves})
+        return f"{there[0].name} does not serve {method!r}{hint}"
 
     def asked(self, sender: Member, call: Call, line: bytes) -> None:
         """Take a call that came on a line, where calls come one after the other, unless they are old."""
@@ -520,7 +556,7 @@ class Router:
         asked = self._asked.get(number)
         if asked is not None and asked.server == sender.id:
             del self._asked[number]
-            self._inflow.replied(number, outcome)
+            self._inflow.replied(number, outcome, sender.name)
 
     # --- what comes in --------------------------------------------------------------------
 

@@ -562,11 +562,11 @@ class Launcher:
         self._events.put(_Event("stop", about=(reason, now)))
         return self._stage
 
-    def _end_run(self, peer: str, reason: str) -> None:
-        self._events.put(_Event("over", peer, reason))
+    def _end_run(self, seat: str, reason: str) -> None:
+        self._events.put(_Event("over", seat, reason))
 
-    def _report_failure(self, peer: str, kind: str, message: str, traceback: str, code: int) -> None:
-        self._events.put(_Event("failed", peer, Failure(peer, kind, message, traceback, code=code)))
+    def _report_failure(self, seat: str, kind: str, message: str, traceback: str, code: int) -> None:
+        self._events.put(_Event("failed", seat, Failure(seat, kind, message, traceback, code=code)))
 
     def _stop(self, reason: str, now: bool) -> None:
         self._interrupts += 1

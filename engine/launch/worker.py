@@ -255,7 +255,7 @@ class _Closing:
             return  # the signal was for this process, and ends the run only if the launcher says so
         reason = self._task.finish_reason or self._bus.told_to_finish
         try:
-            self._bus.call("launcher_end_run", peer=self._bus.peer, reason=reason, timeout=10)
+            self._bus.call("launcher_end_run", seat=self._bus.peer, reason=reason, timeout=10)
         except EngineError as error:
             log.warning("the launcher was not told that the run is over: %s", error)
 
@@ -305,7 +305,7 @@ def _report(bus: Bus | None, error: BaseException, code: int, *, quiet: bool) ->
     try:
         bus.call(
             "launcher_report_failure",
-            peer=bus.peer,
+            seat=bus.peer,
             kind=type(error).__name__,
             message=str(error),
             traceback="".join(traceback.format_exception(error)),

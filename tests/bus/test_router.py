@@ -113,7 +113,7 @@ class Station:
         self.cancels.append(number)
         self.calls = deque(one for one in self.calls if one[1].number != number)
 
-    def replied(self, number: int, outcome: Arrived | Failure) -> None:
+    def replied(self, number: int, outcome: Arrived | Failure, server: str = "") -> None:
         self.outcomes.setdefault(number, []).append(outcome)
 
 
