@@ -55,7 +55,7 @@ def normalize(advantage: Array, *, epsilon: float = 1e-8) -> Array:
     centred = advantage - mean
     spread = xp.mean(centred * centred) ** 0.5
     real = spread > xp.abs(mean) * (_ROUNDINGS * xp.finfo(centred.dtype).eps)
-    return centred * (xp.astype(real, centred.dtype) / (spread + epsilon))
+    return centred / (spread + epsilon) * xp.astype(real, centred.dtype)
 
 
 def ppo_loss(

@@ -122,6 +122,14 @@ def test_equal_advantages_have_no_spread_to_be_blown_up(convert, value, rows, dt
     assert np.all(found == 0), "rounding of the mean is no advantage"
 
 
+@pytest.mark.parametrize("rows", [2, 64, 256, 1000])
+def test_ordinary_advantages_are_what_the_plain_formula_gives_to_the_last_bit(rows) -> None:
+    advantage = np.random.default_rng(rows).normal(0.3, 2.0, rows).astype(np.float32)
+    centred = advantage - np.mean(advantage)
+    plain = centred / (np.mean(centred * centred) ** 0.5 + 1e-8)
+    assert normalize(advantage).tobytes() == plain.tobytes()
+
+
 @pytest.mark.parametrize("offset", [0.0, 1.0, -1000.0])
 def test_a_small_spread_above_the_rounding_of_the_mean_is_kept(convert, offset) -> None:
     advantage = np.full(64, offset, np.float32)
