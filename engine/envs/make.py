@@ -94,13 +94,31 @@ class EnvMaker:
                 except DEPENDENCY as error:
                     env.close()
                     raise absent(error, f"wrapper {wrapper!r}") from error
-        try:
-            refuse_running_statistics(env, found.name)
-        except EnvError:
-            env.close()
-            raise
-        watch_first_calls(env, found.name)
-        return count_innermost(env, made)
+                if not isinstance(env, gymnasium.Env):
+                    made.close()
+                    raise EnvError(
+                        f"wrapper {wrapper!r} makes a {type(env).__name__}, which is no gymnasium.Env"
+                    )
+        return _looked_after(env, made, found.name)
+
+
+def _looked_after(env: Any, made: Any, name: str) -> Any:
+    """Return an environment that is checked at its first step, and counted below its wrappers."""
+    try:
+        refuse_running_statistics(env, name)
+    except EnvError:
+        env.close()
+        raise
+    watch_first_calls(env, name)
+    return count_innermost(env, made)
+
+
+def make_anyhow(maker: Callable[[], Any]) -> Any:
+    """Return what a maker makes, looked after as an `EnvMaker` does it."""
+    env = maker()
+    if isinstance(getattr(maker, "fn", maker), EnvMaker):  # fn: of gymnasium's CloudpickleWrapper
+        return env
+    return _looked_after(env, env, type(env).__name__)
 
 
 def _construct(found: Found, kwargs: dict[str, Any]) -> Any:

@@ -30,7 +30,7 @@ from gymnasium.wrappers.vector import NormalizeObservation as VectorNormalizeObs
 from engine.envs.spaces import to_arrays
 from engine.errors import EnvError
 
-_HINT = re.compile(r"mean|average|avg|std|rms|stat|norm|running|welford|moment", re.IGNORECASE)
+_HINT = re.compile(r"mean|average|avg|std|rms|stats|statistic|norm|running|welford|moment", re.IGNORECASE)
 _SHOWN, _REPEATED = 32, 64
 
 
@@ -118,7 +118,8 @@ def _last_of_repeated(layer: Any, seed: int) -> Any:
     space.seed(seed)
     script = [space.sample() for _ in range(_SHOWN)] + [copy.deepcopy(repeated) for _ in range(_REPEATED)]
     stub = _Stub(inner, script)
-    probe = copy.copy(layer)
+    # Never a shallow copy, even for a moment: it would share what a failure here lets go of.
+    probe = object.__new__(type(layer))
     memo = {id(inner): stub, id(inner.unwrapped): stub, id(layer): probe}
     for key, value in vars(layer).items():
         vars(probe)[key] = _copied(value, memo)

@@ -76,8 +76,11 @@ def main() -> None:
                 if command == "close":
                     break
                 if command == "make":
-                    env = pickle.loads(argument)()
-                    innermost = getattr(env, "innermost", None)  # of a Counted one
+                    from engine.envs.make import make_anyhow
+                    from engine.envs.returns import Counted
+
+                    env = make_anyhow(pickle.loads(argument))
+                    innermost = env.innermost if isinstance(env, Counted) else None
                     about = None if innermost is None else (innermost.name, innermost.wrappers)
                     spaces = (env.observation_space, env.action_space)
                     value: Any = (*spaces, dict(env.metadata), env.render_mode, about)

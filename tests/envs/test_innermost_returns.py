@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from engine.envs.make import make_env
+from engine.envs.process import ProcessVectorEnv
 from engine.envs.vector import VectorEnv
 from engine.middleware.functional.collect import EpisodeWindow
 from engine.middleware.functional.evaluate import run_episodes
@@ -178,6 +179,14 @@ def test_processes_count_the_same_returns(wrappers):
     assert seen[0] == seen[1]
     assert seen[0][0][0]
     assert seen[0][1][0]
+
+
+def test_processes_of_a_users_own_makers_count_too():
+    with VectorEnv(ProcessVectorEnv([lambda: Half(Diary())] * 2)) as env:
+        returns, wrapped = play(env, 11)
+        assert env.wrappers == ("Half",)
+        assert [[0.5 * value for value in values] for values in returns] == wrapped
+        assert returns[0] == [15.0, 6.0 + 0.0 + 1.0 + 2.0 + 3.0]
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

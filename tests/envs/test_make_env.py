@@ -318,6 +318,11 @@ def test_a_wrapper_whose_package_is_missing_is_one_line(wrapper, module, line, t
     assert "\n" not in said
 
 
+def test_a_wrapper_that_returns_nothing_is_named():
+    with pytest.raises(EnvError, match=r"makes a NoneType, which is no gymnasium\.Env"):
+        make_env("CartPole-v1", wrappers=[lambda env: None])
+
+
 def test_a_wrapper_that_refuses_its_environment_is_one_line():
     with pytest.raises(EnvError, match=r"wrapper .*ResizeObservation.* of CartPole-v1: .*2D or 3D image"):
         make_env("CartPole-v1", wrappers=[{"wrapper": "ResizeObservation", "shape": [4, 4]}])

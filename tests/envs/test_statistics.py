@@ -13,6 +13,7 @@ from gymnasium.wrappers.utils import RunningMeanStd
 
 from engine.envs.config import EnvConfig
 from engine.envs.make import check_env, make_env
+from engine.envs.process import ProcessVectorEnv
 from engine.envs.vector import VectorEnv
 from engine.errors import EnvError
 
@@ -203,6 +204,8 @@ def test_they_are_refused_wherever_they_hide():
         check_env(EnvConfig(id="CartPole-v1", wrappers=["NormalizeObservation"]))
     with pytest.raises(EnvError, match="NormalizeObservation around"):
         VectorEnv(SyncVectorEnv([factory]))
+    with pytest.raises(EnvError, match="NormalizeObservation around"):
+        ProcessVectorEnv([factory])
     raw = gymnasium.make_vec("CartPole-v1", 4, "vector_entry_point")
     with pytest.raises(EnvError, match="NormalizeObservation around"):
         VectorEnv(gymnasium.wrappers.vector.NormalizeObservation(raw))
