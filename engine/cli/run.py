@@ -25,6 +25,7 @@ EXAMPLES = """\b
 Examples:
   engine run ppo/cartpole
   engine run ppo/cartpole seed=3 policy.learning_rate=1e-3 stop.env_step=20_000
+  engine run dqn/cartpole stop.env_step=null stop.seconds=600      (for ten minutes)
   engine run my/experiment.yaml --run-dir /tmp/try --progress plain
   engine run my_module:my_recipe env.id=CartPole-v1
   engine run script.py learning_rate=0.01      (the script reads it with engine.overrides)

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 from engine.context import Context
 from engine.middleware.functional.log import Averages
-from engine.middleware.functional.rhythm import Every
+from engine.middleware.functional.rhythm import Every, Seldomer
 from engine.middleware.functional.save import save_best_policy
 from engine.pipeline import Node, Timing
 from engine.policies.files import save_policy
@@ -24,6 +24,10 @@ from engine.runs.trackers import Tracker
 from engine.types import Clock
 
 log = logging.getLogger(__name__)
+
+
+ROWS = 200
+"""About how many rows of metrics a run writes."""
 
 
 class Watched(Protocol):
@@ -41,8 +45,9 @@ class Watched(Protocol):
 class Recorder:
     """Write metrics, show progress, and save the best policy (by evaluation) and the last one.
 
-    A row of metrics is written for every `every` env steps and at each evaluation; it holds the
-    means since the row before, ``train_iter`` and ``time/sps`` (env steps a second, pauses included).
+    A row of metrics is written for every `every` env steps (None: ever more seldom, about `ROWS` as the
+    run doubles) and at each evaluation; it holds the means since the row before, ``train_iter`` and
+    ``time/sps`` (env steps a second, pauses included).
     Warn once if a policy of discrete actions stops exploring and gets worse.
 
     Stands last in the pipeline.  Without a policy (None) nothing is saved but the metrics; without
@@ -58,7 +63,7 @@ class Recorder:
         *,
         progress: Progress,
         trackers: Sequence[Tracker] = (),
-        every: int,
+        every: int | None,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.run = run
@@ -71,7 +76,7 @@ class Recorder:
         self._collapse = Collapse() if discrete else None
         self._writer = MetricsWriter(run.path / "metrics.jsonl")
         self._averages = Averages()
-        self._due = Every(every)
+        self._due = Seldomer(ROWS) if every is None else Every(every)
         self._clock = clock
         self._last = (clock(), 0)
         self._task: Watched | None = None

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from engine.envs.config import EnvConfig
 from engine.errors import ConfigError
+from engine.policies.config import PolicyConfig
 
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -33,7 +34,9 @@ class EvaluateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class StopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The run ends at the first of these; null: not by this one."""
 
-    env_step: Annotated[int, Meta(ge=1, description="transitions to collect")] = 100_000
+    env_step: Annotated[
+        Count | None, Meta(description="transitions to collect; null: another of these ends the run")
+    ] = 100_000
     return_mean: Annotated[
         float | None, Meta(description="the run ends when an evaluation reaches this mean return")
     ] = None
@@ -47,6 +50,11 @@ class StopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0 or null, not {value}")
+        others = (self.seconds, self.return_mean, self.no_progress)
+        if self.env_step is None and others == (None, None, None):
+            raise ValueError(
+                "without env_step the run needs another end: seconds, return_mean or no_progress"
+            )
 
 
 class ExchangeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +103,23 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.max_lag is not None and not self.async_mode:
             raise ValueError("max_lag says how far async_mode may run ahead: it needs async_mode=true")
+        if self.stop.env_step is None and self.stop.seconds is None:
+            for setting, instead in self.decays().items():
+                raise ValueError(
+                    f"{setting} follows how far the run is, which is not known with stop.env_step=null: "
+                    f"set stop.seconds, or {instead}"
+                )
+
+    def decays(self) -> dict[str, str]:
+        """Return the settings that change until the end of the run, each with one that does not."""
+        return {}
+
+
+def decays_of(policy: PolicyConfig) -> dict[str, str]:
+    """Return what of a policy changes until the end of the run, as `RunConfig.decays` does."""
+    if policy.learning_rate_decay == "none":
+        return {}
+    return {f"policy.learning_rate_decay={policy.learning_rate_decay}": "policy.learning_rate_decay=none"}
 
 
 def config_type(recipe: Callable[..., Any], name: str) -> type[msgspec.Struct]:

@@ -2,7 +2,7 @@
 
 ::
 
-    repeat until stop.env_step:
+    repeat until stop.env_step, or what else is set of stop:
         collect:
             measure how far the run is, set epsilon
             step every environment collect.num_steps times with a copy of the policy
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from engine.policies.config import DQNConfig
-from engine.recipes.config import Count, RowsExchangeConfig, RunConfig
+from engine.recipes.config import Count, RowsExchangeConfig, RunConfig, decays_of
 from engine.recipes.roles import COLLECT_AND_LEARN, COLLECTOR, LEARNER, check_roles
 
 if TYPE_CHECKING:
@@ -115,6 +115,13 @@ class DQNRun(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     train: TrainConfig = TrainConfig()
     exchange: RowsExchangeConfig = RowsExchangeConfig()
 
+    def decays(self) -> dict[str, str]:
+        """Return the settings that change until the end of the run, each with one that does not."""
+        ranked, name = self.train.prioritized, "train.prioritized.beta_start"
+        if ranked is None or ranked.beta_start == 1:
+            return decays_of(self.policy)
+        return {**decays_of(self.policy), f"{name}={ranked.beta_start:g}": f"{name}=1"}
+
 
 def dqn(
     config: DQNRun,
@@ -171,7 +178,7 @@ def dqn(
         task.use(
             *beginning(limit),
             *([] if together else [follow_model(actor, task.bus, lockstep=lockstep, timeout=patience)]),
-            measure_progress(total_env_steps=total),
+            measure_progress(total_env_steps=total, limit=limit),
             explore(actor, epsilons(config, bus)),
             Collector(actor, envs.training, num_steps=collect.num_steps),
             *([prepare_rows(make_rows)] if together and finds_errors else []),
@@ -196,7 +203,7 @@ def dqn(
         if not together:
             task.use(
                 *beginning(limit),
-                measure_progress(total_env_steps=total),
+                measure_progress(total_env_steps=total, limit=limit),
                 receive_rows(policy, task.bus, lockstep=lockstep, capacity=capacity, timeout=patience),
                 stop_at_env_step(total),
                 name="receive",

@@ -26,7 +26,7 @@ from engine.envs.vector import Episode, VectorEnv
 from engine.errors import EngineError, EnvError, MissingExtra, StateError, UsageError
 from engine.middleware.functional.evaluate import MAX_STEPS, Tell, evaluate, never, run_episodes
 from engine.middleware.functional.stop import TimeLimit
-from engine.middleware.recorder import Recorder
+from engine.middleware.recorder import ROWS, Recorder
 from engine.policies import files
 from engine.recipes.check import check
 from engine.recipes.config import RunConfig, config_type
@@ -48,9 +48,6 @@ log = logging.getLogger(__name__)
 
 Recipe: TypeAlias = Callable[..., Task]
 """``recipe(config, *, watch=None) -> Task``; the config's type is the annotation of its first parameter."""
-
-ROWS = 200
-"""About how many rows of metrics a run writes."""
 
 
 def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "auto") -> Run:
@@ -74,7 +71,7 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
 
         def watch(policy: Any = None) -> Middleware:
             trackers = Trackers([TensorBoard(run.path / "tb")])
-            every = max(1, (total or 0) // ROWS)
+            every = None if total is None else max(1, total // ROWS)
             recorders.append(Recorder(run, policy, progress=display, trackers=[trackers], every=every))
             return recorders[0]
 
@@ -100,7 +97,10 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             if threads is not None:
                 display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")
             limit = TimeLimit(getattr(getattr(config, "stop", None), "seconds", None))
+            for note in _following_time(config):
+                display.message(note)
             limit.begin()
+            display.end_in(limit.seconds)
             ctx = task.run()
             stopped = task.finish_reason if task.finish_reason in REASONS.values() else stop.reason
             if judged and stopped is None and not _hopeless(recorder, limit):
@@ -158,6 +158,14 @@ def built(recipe: Recipe, config: Any, **more: Any) -> Task:
             "Task(..., async_mode=config.async_mode, max_lag=config.max_lag)"
         )
     return task
+
+
+def _following_time(config: Any) -> list[str]:
+    """Return which settings follow the time, as nothing else tells how far the run is."""
+    if not isinstance(config, RunConfig) or config.stop.env_step is not None or config.stop.seconds is None:
+        return []
+    changing = " and ".join(config.decays())
+    return [f"{changing}: by stop.seconds, so this run does not repeat exactly"] if changing else []
 
 
 def notes(task: Task) -> list[str]:

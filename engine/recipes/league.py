@@ -2,7 +2,7 @@
 
 ::
 
-    repeat until stop.env_step:
+    repeat until stop.env_step or stop.seconds:
         collect, in each actor:
             take the match that the league has broadcast for it, or ask for the first one
             play it; where the job says so, learn from it
@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine.envs.config import EnvConfig
+from engine.recipes.config import Count, Positive
 from engine.recipes.roles import Role
 
 if TYPE_CHECKING:
@@ -67,9 +68,18 @@ class MatchesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StopConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the run ends."""
+    """The run ends at the first of these; null: not by this one."""
 
-    env_step: Annotated[int, Meta(ge=1, description="games to play, all matches together")] = 20_000
+    env_step: Annotated[
+        Count | None, Meta(description="games to play, all matches together; null: seconds ends the run")
+    ] = 20_000
+    seconds: Annotated[
+        Positive | None, Meta(description="wall-clock seconds from the first iteration on")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.env_step is None and self.seconds is None:
+            raise ValueError("without env_step the run needs another end: seconds")
 
 
 class LeagueRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +124,7 @@ def league(
         send_result,
         wait_for_league,
     )
-    from engine.middleware.functional.stop import stop_at_env_step
+    from engine.middleware.functional.stop import stop_after_seconds, stop_at_env_step
     from engine.pipeline import serial
     from engine.recipes.roles import check_roles
     from engine.seeding import stream
@@ -179,6 +189,7 @@ def league(
             broadcast_jobs(bus, house),
             measure_league(house, payoff=PAYOFF, moves=MOVES),
             stop_at_env_step(config.stop.env_step),
+            *([] if config.stop.seconds is None else [stop_after_seconds(config.stop.seconds)]),
             *([] if watch is None else [watch(None)]),
             name="learn",
         )

@@ -2,7 +2,7 @@
 
 ::
 
-    repeat until stop.env_step:
+    repeat until stop.env_step, or what else is set of stop:
         collect:
             measure how far the run is
             step num_envs environments num_steps times with a copy of the policy
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from engine.policies.config import PPOConfig
-from engine.recipes.config import Count, ExchangeConfig, RunConfig
+from engine.recipes.config import Count, ExchangeConfig, RunConfig, decays_of
 from engine.recipes.roles import COLLECT_AND_LEARN, COLLECTOR, LEARNER, check_roles
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class PPORun(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     collect: CollectConfig = CollectConfig()
     train: TrainConfig = TrainConfig()
     exchange: ExchangeConfig = ExchangeConfig()
+
+    def decays(self) -> dict[str, str]:
+        """Return the settings that change until the end of the run, each with one that does not."""
+        return decays_of(self.policy)
 
 
 def ppo(
@@ -115,7 +119,7 @@ def ppo(
         task.use(
             *beginning(limit),
             *([] if together else [follow_model(actor, task.bus, lockstep=True, timeout=patience)]),
-            measure_progress(total_env_steps=total),
+            measure_progress(total_env_steps=total, limit=limit),
             Collector(actor, envs.training, num_steps=config.collect.num_steps),
             stop_at_env_step(total)
             if together
@@ -128,7 +132,7 @@ def ppo(
         if not together:
             task.use(
                 *beginning(limit),
-                measure_progress(total_env_steps=total),
+                measure_progress(total_env_steps=total, limit=limit),
                 receive_trajectories(policy, task.bus, lockstep=True, capacity=capacity, timeout=patience),
                 stop_at_env_step(total),
                 name="receive",

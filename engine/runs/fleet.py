@@ -150,6 +150,8 @@ def snapshot(status: Mapping[str, Any], title: str = "") -> Snapshot:
         elapsed=float(status.get("seconds") or 0.0),
         rate=row.get("steps_per_second"),
         remaining=row.get("remaining"),
+        limit=row.get("limit"),
+        time_left=row.get("time_left"),
         metrics=metrics,
         doing=str(row.get("doing") or ""),
     )

@@ -77,15 +77,19 @@ def _bar(snapshot: Snapshot) -> Table:
     row = Table.grid(expand=True, padding=(0, 2))
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
-    known = snapshot.total is not None
-    bar = ProgressBar(
-        total=snapshot.total or 1,
-        completed=min(snapshot.env_step, snapshot.total) if snapshot.total else 0,
-        complete_style="green",
-        finished_style="bold green",
-    )
-    row.add_row(bar if known else Text("no end is set", style="dim"), f"{steps(snapshot)} env steps")
+    row.add_row(_how_far(snapshot), f"{steps(snapshot)} env steps")
     return row
+
+
+def _how_far(snapshot: Snapshot) -> RenderableType:
+    """A bar of the env steps, or of the time if that ends the run; words if its end is not known."""
+    if snapshot.total:
+        total, completed = float(snapshot.total), float(min(snapshot.env_step, snapshot.total))
+    elif snapshot.limit and snapshot.time_left is not None:
+        total, completed = snapshot.limit, snapshot.limit - snapshot.time_left
+    else:
+        return Text("when it ends is not known", style="dim")
+    return ProgressBar(total=total, completed=completed, complete_style="green", finished_style="bold green")
 
 
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
@@ -102,7 +106,7 @@ def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 def _speed(snapshot: Snapshot) -> Table:
     rate = "-" if snapshot.rate is None else f"{snapshot.rate:,.0f}"
     rows = [("env steps/s", rate), ("elapsed", duration(snapshot.elapsed))]
-    if snapshot.total is not None:
+    if snapshot.total is not None or snapshot.limit is not None:
         rows.append(("left", duration(snapshot.remaining)))
     return _table("speed", rows)
 

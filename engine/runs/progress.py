@@ -36,6 +36,10 @@ class Snapshot:
     """Env steps a second, recently, pauses included."""
     remaining: float | None = None
     """Seconds to go; None where nobody can know."""
+    limit: float | None = None
+    """Seconds after which the run ends; None: its time has no end."""
+    time_left: float | None = None
+    """Seconds of them that are left."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest value of every scalar."""
     best: float | None = None
@@ -88,6 +92,7 @@ class Progress:
         self._fewest_cut = math.inf
         self._playing: tuple[str, int, int, int] | None = None
         self._patient_until = now
+        self._end: float | None = None
         self._display = _make_display(self.mode, file or sys.stderr)
         self._draw_at = now
         self._due = now if self._display else math.inf
@@ -100,6 +105,11 @@ class Progress:
     @total.setter
     def total(self, total: int | None) -> None:
         self._now.total = total
+
+    def end_in(self, seconds: float | None) -> None:
+        """Note that the run ends `seconds` from now at the latest; None: its time has no end."""
+        self._now.limit = seconds
+        self._end = None if seconds is None else self._clock() + seconds
 
     def update(
         self,
@@ -146,6 +156,12 @@ class Progress:
         now.elapsed = self._clock() - self._begin
         now.rate = self._throughput.rate()
         now.remaining = self._throughput.remaining(now.total)
+        if self._end is not None:
+            now.time_left = max(0.0, self._end - self._clock())
+            if now.total is None:
+                now.remaining = now.time_left
+            elif now.remaining is not None:
+                now.remaining = min(now.remaining, now.time_left)
         now.doing = ""
         if self._playing is not None:
             what, played, episodes, steps = self._playing
@@ -281,6 +297,8 @@ class JsonLines:
             "time": round(snapshot.elapsed, 3),
             "steps_per_second": _finite(snapshot.rate),
             "remaining": _finite(snapshot.remaining),
+            "limit": _finite(snapshot.limit),
+            "time_left": _finite(snapshot.time_left),
             "metrics": {name: _finite(value) for name, value in snapshot.metrics.items()},
         }
         if snapshot.doing:

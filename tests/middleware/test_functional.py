@@ -194,6 +194,31 @@ def test_anneal_tells_the_fraction_of_the_run() -> None:
         assert policy.progress == expected
 
 
+def test_without_env_steps_to_reach_a_run_is_as_far_as_its_time() -> None:
+    clock = FakeClock()
+    limit = TimeLimit(8, clock=clock)
+    measure = measure_progress(total_env_steps=None, limit=limit)
+    found = []
+    for seconds in (0, 0, 2, 4, 100):
+        clock.advance(seconds)
+        ctx = OnlineContext(env_step=10**9)
+        measure(ctx)
+        found.append(ctx.progress)
+        limit.begin()  # the time of the first measurement is not counted
+    assert found == [0.0, 0.0, 0.25, 0.75, 1.0]
+    ctx = OnlineContext(env_step=50)
+    measure_progress(total_env_steps=100, limit=limit)(ctx)
+    assert ctx.progress == 0.5, "env steps go first: they repeat"
+    measure_progress(total_env_steps=None)(ctx)
+    assert ctx.progress == 0.0, "an end that is not known does not come nearer"
+
+
+def test_a_run_without_env_steps_to_reach_does_not_stop_at_any() -> None:
+    ctx = OnlineContext(env_step=10**12)
+    stop_at_env_step(None)(ctx)
+    assert not ctx.finishing
+
+
 def learned_from(versions: list[int]) -> OnlineContext:
     ctx = OnlineContext()
     ctx.batch = as_tree({"obs": np.zeros((len(versions), 2), np.float32), "version": np.array(versions)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -45,6 +46,20 @@ def test_the_panel_fits_any_terminal(width: int) -> None:
     Console(width=width, file=out).print(render(snapshot, width))
     assert {len(line) for line in out.getvalue().splitlines()} == {width}
     assert "bounds" in out.getvalue()
+
+
+def test_the_bar_is_of_env_steps_else_of_time_else_it_says_that_the_end_is_not_known() -> None:
+    def filled(**more: Any) -> int:
+        """How much of the bar there is: what is not done has no sign where there are no colours."""
+        return shown(Snapshot("ppo", 25, **more))[1].count("━")
+
+    whole = filled(limit=60.0, time_left=0.0)
+    assert whole > 50
+    assert filled(limit=60.0, time_left=15.0) == pytest.approx(0.75 * whole, abs=2)
+    assert filled(total=100) == filled(total=100, limit=60.0, time_left=15.0)
+    assert filled(total=100) == pytest.approx(0.25 * whole, rel=0.3), "its words take some room"
+    assert shown(Snapshot("ppo", 25))[1].split("  ")[0] == "when it ends is not known"
+    assert "left" in "".join(shown(Snapshot("ppo", 25, limit=60.0, time_left=15.0, remaining=15.0)))
 
 
 def test_a_station_draws_the_panel_and_the_main_thread_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:

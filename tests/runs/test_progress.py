@@ -295,3 +295,31 @@ def test_durations_are_read_at_a_glance(seconds: float | None, text: str) -> Non
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert short(value) == text
+
+
+def test_a_run_that_ends_by_time_shows_the_time_that_is_left() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    progress = Progress("json", None, clock=clock, file=out)
+    clock.now = 5.0
+    assert progress.snapshot().remaining is None, "the run has not begun"
+    progress.end_in(60)
+    clock.now = 25.0
+    progress.update(1_000)
+    assert (progress.snapshot().remaining, progress.snapshot().time_left) == (40, 40)
+    row = json.loads(out.getvalue().splitlines()[-1])
+    assert (row["total"], row["remaining"], row["limit"], row["time_left"]) == (None, 40, 60, 40)
+    clock.now = 99.0
+    assert progress.snapshot().remaining == 0
+
+
+def test_the_nearer_of_two_ends_is_the_time_to_go() -> None:
+    run = Stepping(200_000)
+    progress = Progress("plain", run.total, clock=run.clock, file=io.StringIO())
+    progress.end_in(50)
+    assert progress.snapshot().remaining is None, "the env steps may be done long before"
+    while run.env_step < 20_000:
+        run.advance()
+        progress.update(run.env_step)
+    assert progress.snapshot().remaining == pytest.approx(50 - run.clock.now)
+    progress.end_in(10_000)
+    assert progress.snapshot().remaining == pytest.approx(progress._throughput.remaining(run.total))

@@ -25,3 +25,26 @@ class Every:
             return False
         self._done = multiples
         return True
+
+
+class Seldomer:
+    """True at first for every count, and ever more seldom: about `number` times as a counter doubles.
+
+    For what may run without an end: however far the counter gets, it was True a few thousand times.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._every = Every(1)
+        self._before = 0
+
+    def __call__(self, count: int) -> bool:
+        """Tell a new count; return whether it is time."""
+        if not self._every(count):
+            return False
+        self._before += 1
+        if self._before == 2 * self.number:
+            self._before = self.number
+            self._every = Every(max(1, count // self.number))
+            self._every(count)
+        return True

@@ -11,13 +11,13 @@ from engine.middleware.functional.evaluate import standing
 from engine.types import Clock
 
 
-def stop_at_env_step(env_step: int) -> Middleware:
-    """Finish when `env_step` transitions have been collected.  Reads: ctx.env_step."""
-    if env_step < 1:
+def stop_at_env_step(env_step: int | None) -> Middleware:
+    """Finish when `env_step` transitions have been collected; None: never.  Reads: ctx.env_step."""
+    if env_step is not None and env_step < 1:
         raise UsageError(f"env_step is at least 1, not {env_step}")
 
     def stop_at_env_step(ctx: Any) -> None:
-        if ctx.env_step >= env_step:
+        if env_step is not None and ctx.env_step >= env_step:
             ctx.finish(f"{env_step:,} env steps are done")
 
     return stop_at_env_step
@@ -59,6 +59,12 @@ class TimeLimit:
         if self.seconds is None or self._start is None:
             return False
         return self._clock() - self._start >= self.seconds
+
+    def share(self) -> float:
+        """Which fraction of the time is over, at most 1; 0 if it has no end or has not begun."""
+        if self.seconds is None or self._start is None:
+            return 0.0
+        return min(1.0, (self._clock() - self._start) / self.seconds)
 
     def __str__(self) -> str:
         return f"{self.seconds:g} seconds have passed"
