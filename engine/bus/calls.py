@@ -17,7 +17,15 @@ from engine.bus.message import SMALL_BYTES, Call, Failure, Member, Reply
 from engine.bus.router import UNSERVED_SECONDS, Arrived, Body
 from engine.bus.services import Served, Services, error_of, failure_of
 from engine.bus.transport import Frame
-from engine.errors import CodecError, DeadlineExceeded, NoSuchService, PeerLost, did_you_mean
+from engine.errors import (
+    Abandoned,
+    CodecError,
+    DeadlineExceeded,
+    Finishing,
+    NoSuchService,
+    PeerLost,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from engine.bus.network import Network
@@ -200,9 +208,11 @@ class Calls:
 
     @staticmethod
     def _result(work: Callable[[], Any]) -> Any:
-        """Return what `work` returns, or the error that it raises."""
+        """Return what `work` returns, or the error that it raises; the end of the run is none."""
         try:
             return work()
+        except (Abandoned, Finishing):
+            raise
         except Exception as error:
             return error
 

@@ -255,6 +255,28 @@ def test_one_of_all_that_dies_or_is_late_is_an_error_of_its_own(town: Town) -> N
     eventually(lambda: town.learner.call("collector_work", peer="collector_2", timeout=LONG) == "collector_2")
 
 
+def test_a_call_of_all_ends_with_the_run_and_takes_its_end_for_no_result() -> None:
+    results: list[Any] = []
+    called = threading.Event()
+
+    def fail(ctx: Any) -> None:
+        if ctx.total_step == 0:
+            assert called.wait(LONG)
+            raise ZeroDivisionError("of another station")
+
+    def call(ctx: Any) -> None:
+        if ctx.total_step == 1:
+            called.set()
+            results.append(task.call_all("main_get_name", timeout=LONG))  # answered when nothing runs
+
+    with Task(async_mode=True) as task:
+        task.serve("main_get_name", lambda: "main")
+        task.use(call, fail)
+        with pytest.raises(ZeroDivisionError, match="of another station"):
+            task.run(max_step=3)
+    assert results == []
+
+
 def test_all_of_none_is_told_as_a_call_is(town: Town) -> None:
     collectors = town.collectors(1, named)
     with pytest.raises(NoSuchService, match=r"did you mean 'collector_get_name'"):
