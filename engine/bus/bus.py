@@ -10,16 +10,21 @@ with other processes too, by the same verbs.
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from engine.bus.aside import HandlerThread, ServiceThread
 from engine.bus.backlog import Line, NoLine
 from engine.bus.calls import Calls
 from engine.bus.gate import Gate, check_timeout
 from engine.bus.inflow import Inflow, Outflow, Peer, Watcher
+from engine.bus.kinds import MOST_ANNOUNCED, clashes
 from engine.bus.mailbox import Handler, Letter, Mailbox, Subscription, add_others, raise_first
-from engine.bus.message import SMALL_BYTES, Event, check_small, pack
+from engine.bus.message import SMALL_BYTES, Event, Member, check_small, pack
 from engine.bus.names import FINISH, OWN, Kind, check_event
 from engine.bus.services import Where
 from engine.bus.streams import Streams, Taken, WhenFull
@@ -29,6 +34,8 @@ from engine.errors import EngineError, PayloadTooLarge, UnknownName, UsageError,
 
 if TYPE_CHECKING:
     from engine.bus.network import Network
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Bus", "Handler", "Peer", "Taken", "host", "join"]
 
@@ -53,7 +60,9 @@ class Bus:
         self._inflow = Inflow(self._gate, self._mailbox, self._streams, self._calls)
         self._gate.answer, self._gate.finishing = self._calls.answer, self._told
         self._checked: set[str] = set()  # names that are well formed
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[str, Kind] = {}  # as declared, or as a verb implies
+        self._emitted: set[str] = set()  # once other processes may hear of it, whether declared or not
+        self._logged: set[str] = set()  # clashes of kinds
         self._versions: dict[str, int] = {}
         self._network: Network | None = None
         self._values: Values | None = None
@@ -137,6 +146,8 @@ class Bus:
         except BaseException as interrupt:
             add_others(interrupt, errors)
             raise
+        for clash in self._gate.clashes.values():
+            errors.insert(0, UsageError(clash))
         broken = self._gate.broken
         if self._calls.services.for_task or broken is not None:
             self._mailbox.look()
@@ -166,6 +177,9 @@ class Bus:
     ) -> None:
         """Say once what kind of event `event` is, before it is emitted; both ends may say it.
 
+        Raises `UsageError` if it is of another kind in another process; where that comes out later, the
+        next verb that names the event does, a wait for it, and the next boundary.
+
         *event*: small, to everybody who listens, in order.  *state*: the latest value counts, and
         reaches who comes late.  *stream*: each item goes to one consumer; at most `capacity` wait
         that nobody took, and `when_full` says what becomes of one more: it waits, the oldest that was not
@@ -187,9 +201,16 @@ class Bus:
         return event
 
     def _is(self, event: str, kind: Kind) -> None:
-        known = self._kinds.setdefault(self._check(event), kind)
-        if known != kind:
+        known = self._kinds.get(event)
+        if known is None:
+            self._kinds[self._check(event)] = kind
+            self._announce()
+            if self._network is not None:  # at once, as here it is known where it is declared
+                self._compare_kinds(msgspec.structs.replace(self._network.me, on=[], kinds={event: kind}))
+        elif known != kind:
             raise UsageError(f"{event!r} was declared as {known!r}; it cannot be {kind!r} too")
+        if event in self._gate.clashes:
+            raise UsageError(self._gate.clashes[event])
 
     # --- events and states --------------------------------------------------------------------
 
@@ -222,6 +243,8 @@ class Bus:
 
     def _subscribe(self, one: Subscription) -> Handler:
         self._check(one.event)
+        if one.event in self._gate.clashes:
+            raise UsageError(self._gate.clashes[one.event])
         if self._kinds.get(one.event) == "stream":
             raise UsageError(f"{one.event!r} is a stream: its items are taken with take(), one by one")
         self._mailbox.subscribe(one)
@@ -236,6 +259,8 @@ class Bus:
         """
         if event not in self._checked:
             self._check(event)
+        if event in self._gate.clashes:
+            raise UsageError(self._gate.clashes[event])
         kind = self._kinds.get(event)
         if kind == "stream":
             self.push(event, _single(event, kind, args, kwargs))
@@ -247,6 +272,9 @@ class Bus:
         else:
             network, mailbox = self._network, self._mailbox
             if network is not None:
+                if event not in self._emitted:
+                    self._emitted.add(event)
+                    self._announce()
                 if event in network.router.listeners:
                     blob = self._packed(event, args, kwargs)
                     network.do(lambda: network.router.emit(event, blob))
@@ -519,10 +547,27 @@ class Bus:
                     },
                     "ready": self._ready,
                 }
+                kinds = {**dict.fromkeys(sorted(self._emitted), "event"), **self._kinds}
+                offers["kinds"] = dict(itertools.islice(kinds.items(), MOST_ANNOUNCED))
             if any(getattr(network.me, field) != value for field, value in offers.items()):
                 network.change(**offers)
+                self._compare_kinds()
 
         network.do(announce)
+
+    def _compare_kinds(self, me: Member | None = None) -> None:
+        """Find events that are of another kind in another process: all of this one, or those of `me`."""
+        network = self._network
+        if network is None:
+            return
+        found = clashes(me or network.me, list(network.router.members.values()))
+        for text in {*found.raised.values(), *found.told.values()} - self._logged:
+            self._logged.add(text)
+            log.error("%s", text)
+        new = found.raised.keys() - self._gate.clashes.keys()
+        self._gate.clashes = found.raised if me is None else {**self._gate.clashes, **found.raised}
+        if new:
+            self._mailbox.look()  # the next boundary raises it
 
     @classmethod
     def connected(
@@ -552,6 +597,7 @@ class Bus:
             values.close()
             raise
         bus._network, bus._gate.network = network, network.ident
+        bus._inflow.compare_kinds = bus._compare_kinds
         bus.role, bus.peer = network.me.role, network.me.name
         return bus
 

@@ -41,6 +41,8 @@ class Gate:
         self.answer: Callable[[], bool] = _no
         """Answers one call that waits for the task's thread; False if none does."""
         self.closed = False
+        self.clashes: dict[str, str] = {}
+        """Events that are of another kind in another process, with what to say; replaced as a whole."""
         self.waiting = 0
         """How many threads wait now, which `changed` must notify."""
         self.network: int | None = None
@@ -65,9 +67,12 @@ class Gate:
         late: Callable[[], str],
         *,
         what: str,
+        event: str = "",
         finishing: bool | None = None,
     ) -> T:
         """Return what `ready`, which is asked with the lock held, returns first that is not None.
+
+        A wait for `event` ends with `UsageError` if that is of another kind elsewhere.
 
         Raises `DeadlineExceeded` with the words of `late` after `timeout` seconds, and `Finishing`
         when the task is finishing, if `finishing` (by default where there is no timeout).
@@ -96,6 +101,8 @@ class Gate:
                 raise self.broken.with_traceback(None)
             if self.closed:
                 raise Finishing(f"the bus was closed; the wait for {what} ends")
+            if event in self.clashes:
+                raise UsageError(self.clashes[event])
             left = _LOOK_AGAIN_SECONDS
             if deadline is not None:
                 left = min(left, deadline - time.monotonic())

@@ -55,7 +55,7 @@ class Hub:
             return Refused(refusal), None
         name = member.name or self._free_name(member.role)
         member = msgspec.structs.replace(
-            member, name=name, on=[], serves=[], consumes={}, ready=False, shortage=""
+            member, name=name, on=[], serves=[], consumes={}, kinds={}, ready=False, shortage=""
         )
         self.members[member.id] = member
         return self._welcome(member), Changed(member)

@@ -50,6 +50,8 @@ class Inflow:
         self.told_to_finish: str | None = None
         self.finish: Callable[[str], None] | None = None
         """What to call when the whole run is asked to finish."""
+        self.compare_kinds: Callable[[], None] = _nothing
+        """Compares the kinds of events here with those of other processes."""
         self.watchers: list[Watcher] = []
         self._gate, self._mailbox, self._streams, self._calls = gate, mailbox, streams, calls
 
@@ -91,6 +93,10 @@ class Inflow:
         """A peer is new."""
         self._watched("joined", member, "")
 
+    def kinds_changed(self) -> None:
+        """What a process announces of the kinds of its events has changed."""
+        self.compare_kinds()
+
     def changed(self) -> None:
         """Who is there has changed."""
         self._gate.wake()
@@ -127,6 +133,10 @@ class Inflow:
             except Exception as error:  # on a thread that others need: the task is told
                 error.add_note(f"raised in a watcher of peers, told that {member.name} {what}")
                 self.broken(error)
+
+
+def _nothing() -> None:
+    """There is nothing to compare with before this process has joined."""
 
 
 class Outflow:

@@ -360,6 +360,7 @@ class Mailbox:
             None if deadline is None else max(0.0, deadline - time.monotonic()),
             lambda: f"{self._late(event, timeout, backlog)}{expected()}",
             what=repr(event),
+            event=event,
         )
         if found.state:
             waiter.last[event] = found.number

@@ -7,7 +7,7 @@ message offers.  Everything is checked against its type while it is parsed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,8 +33,9 @@ class Member(Struct, array_like=True):
     """A process of the run, as everybody knows it.
 
     ``id`` is that of this incarnation; ``name`` is its seat, like ``collector_1``, which the hub gives
-    where it is empty, and which a process that takes its place may bear again.  ``shortage`` says
-    what it has too little of to be given more peers.
+    where it is empty, and which a process that takes its place may bear again.  ``kinds``
+    are those of the events that it declared or emitted.  ``shortage`` says what it has too little of to be
+    given more peers.
     """
 
     id: Name
@@ -48,6 +49,7 @@ class Member(Struct, array_like=True):
     consumes: dict[Name, int] = {}
     report: dict[str, Any] = {}
     shortage: Annotated[str, Meta(max_length=200)] = ""
+    kinds: Annotated[dict[Name, Literal["event", "state", "stream"]], Meta(max_length=4096)] = {}
 
 
 # --- joining and membership -----------------------------------------------------------------

@@ -83,6 +83,10 @@ class Receiver(Inflow, Protocol):
         """Who is there, or what they offer, has changed."""
         ...
 
+    def kinds_changed(self) -> None:
+        """What a process announces of the kinds of its events has changed, or it is gone."""
+        ...
+
     def gone(self, member: Member, cause: str, left: bool) -> None: ...
 
     def finish_told(self, reason: str) -> None: ...
@@ -638,11 +642,13 @@ class Network:
 
     def _met(self, member: Member) -> None:
         """A member is new, or offers or wants something else."""
-        new = member.id not in self.router.members
+        before = self.router.members.get(member.id)
         self.router.changed(member)
-        if new:
+        if before is None:
             self._receiver.joined(member)
         self._receiver.changed()
+        if before is None or (before.kinds, before.on) != (member.kinds, member.on):
+            self._receiver.kinds_changed()
 
     def _remove(self, id: str, cause: str, *, left: bool) -> None:
         """Strike a member off, and tell everybody."""
@@ -675,6 +681,7 @@ class Network:
         self.router.removed(id, f"{member.name} {'left' if left else 'was lost'}: {cause}")
         self._receiver.gone(member, cause, left)
         self._receiver.changed()
+        self._receiver.kinds_changed()
 
     def _tell(self, news: Any, but: str = "") -> None:
         """Tell all other members, as the hub."""

@@ -100,7 +100,7 @@ class Stream:
                 if room() is None:
                     raise Overloaded(f"{self.capacity} items of {self.name!r} wait already; {late()}")
             return
-        gate.until(room, timeout, late, what=f"room in {self.name!r}", finishing=True)
+        gate.until(room, timeout, late, what=f"room in {self.name!r}", event=self.name, finishing=True)
 
     def keep(self) -> int | None:
         """How many items may wait at the producer before the oldest is dropped."""
@@ -201,7 +201,9 @@ class Streams:
             return item
 
         while True:
-            item = self._gate.until(next_item, timeout, late, what=f"an item of {name!r}", finishing=True)
+            item = self._gate.until(
+                next_item, timeout, late, what=f"an item of {name!r}", event=name, finishing=True
+            )
             try:
                 taken = self._opened(stream, item, view)
                 if item.sender_id in self._departed:
