@@ -88,12 +88,12 @@ class EnvMaker:
             for wrap, wrapper in zip(wrappers, self.wrappers, strict=True):
                 try:
                     env = wrap(env)
-                except (TypeError, ValueError, AssertionError) as error:
-                    env.close()
-                    raise EnvError(f"wrapper {wrapper!r} of {found.name}: {error}") from error
                 except DEPENDENCY as error:
                     env.close()
                     raise absent(error, f"wrapper {wrapper!r}") from error
+                except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as error:
+                    env.close()
+                    raise EnvError(f"wrapper {wrapper!r} of {found.name}: {error}") from error
                 if not isinstance(env, gymnasium.Env):
                     made.close()
                     raise EnvError(

@@ -92,7 +92,7 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             if mode is not None:
                 display.message(mode)
             for note in notes(task):
-                display.message(note)
+                log.warning("%s", note)  # a launcher shows no less of what its learner says
             threads = getattr(getattr(config, "train", None), "threads", None)
             if threads is not None:
                 display.message(f"torch threads: {threads} (train.threads; one is quickest for small nets)")

@@ -326,6 +326,8 @@ def test_a_wrapper_that_returns_nothing_is_named():
 def test_a_wrapper_that_refuses_its_environment_is_one_line():
     with pytest.raises(EnvError, match=r"wrapper .*ResizeObservation.* of CartPole-v1: .*2D or 3D image"):
         make_env("CartPole-v1", wrappers=[{"wrapper": "ResizeObservation", "shape": [4, 4]}])
+    with pytest.raises(EnvError, match=r"wrapper 'ClipReward' of CartPole-v1: .*cannot be None"):
+        make_env("CartPole-v1", wrappers=["ClipReward"])
 
 
 def test_the_fields_of_a_config_are_arguments_of_make_env():
