@@ -96,6 +96,7 @@ class Bus:
         new events, ``finish(reason)`` of the whole run's end.  `line` says where in time something
         is emitted or waited for.
         """
+        self._gate.check_process()
         if self._mailbox.notify is not None:
             raise UsageError("this bus belongs to another open task; give each task its own")
         self._gate.finishing = lambda: self._told() or finishing()
@@ -108,6 +109,8 @@ class Bus:
 
     def detach(self) -> None:
         """Belong to no task any more."""
+        if self._gate.forked:
+            return  # its locks may be held for ever by threads that are not here
         self._mailbox.detach()
         self._inflow.finish = None
         self._gate.finishing, self._gate.failed = self._told, _no
@@ -126,7 +129,9 @@ class Bus:
 
     def runs_on(self, thread: int | None) -> None:
         """Say which thread runs the task: while it waits it answers calls."""
-        self._gate.runner = thread
+        if not self._gate.forked:
+            self._gate.adopt()
+            self._gate.runner = thread
 
     def wake(self) -> None:
         """Let waits look again, because the task began to finish."""
@@ -139,6 +144,7 @@ class Bus:
         the others as notes.  What handlers emit waits for the next boundary.  Raises `HubLost` where
         the run was lost, unless it had been told to finish.
         """
+        self._gate.check_process()
         errors: list[Exception] = []
         try:
             self._calls.answer_all()
@@ -195,12 +201,14 @@ class Bus:
             self._streams.declare(event, capacity, when_full)
 
     def _check(self, event: str) -> str:
+        self._gate.check_process()
         if event not in self._checked:
             check_event(event, self.roles)
             self._checked.add(event)
         return event
 
     def _is(self, event: str, kind: Kind) -> None:
+        self._gate.check_process()
         known = self._kinds.get(event)
         if known is None:
             self._kinds[self._check(event)] = kind
@@ -255,8 +263,10 @@ class Bus:
         """Queue an event for the next boundary, here and in the processes that listen, and wake who waits.
 
         What the kind of `event` promises holds, see `declare`.  Raises `PayloadTooLarge` for an event of
-        more than 64 KiB that other processes listen to, and `CodecError` for what cannot be sent.
+        more than 64 KiB that other processes listen to, `CodecError` for what cannot be sent, and, as `push`
+        does, `Finishing` once the bus was closed.
         """
+        self._gate.check("an emit")
         if event not in self._checked:
             self._check(event)
         if event in self._gate.clashes:
@@ -462,6 +472,7 @@ class Bus:
 
     def report(self, **values: Any) -> None:
         """Say how this process is, in small plain values; the hub shows it to whoever looks."""
+        self._gate.check_process()
         check_small(values, "report")
         network = self._network
         if network is not None:
@@ -476,6 +487,7 @@ class Bus:
 
     def tell_finish(self, reason: str) -> None:
         """Ask every task of the run, this one included, to finish; those that join later too."""
+        self._gate.check_process()
         network = self._network
         if network is None:
             self._inflow.finish_told(reason)
@@ -503,7 +515,9 @@ class Bus:
         return stats
 
     def close(self, reason: str = "it was closed", *, linger: float = 2.0) -> None:
-        """Leave the run in order; nothing happens where the bus is alone, or was closed before."""
+        """Leave the run in order; nothing happens if the bus is alone, was closed before, or in a fork."""
+        if self._gate.forked:
+            return
         self._service.close()
         if self._network is not None:
             self._network.close(reason, linger)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +24,18 @@ def check_timeout(timeout: float | None, what: str) -> float | None:
     return timeout
 
 
+_forks = 0  # that this process is the child of, counted from the first gate on
+
+
+@functools.cache
+def _count_forks() -> None:
+    def forked() -> None:
+        global _forks
+        _forks += 1
+
+    os.register_at_fork(after_in_child=forked)
+
+
 class Gate:
     """One lock and condition for everything that a bus keeps, and the rules of waiting for it.
 
@@ -31,6 +45,8 @@ class Gate:
     """
 
     def __init__(self) -> None:
+        _count_forks()
+        self._forks, self._pid = _forks, os.getpid()
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.finishing: Callable[[], bool] = _no
@@ -53,8 +69,28 @@ class Gate:
         with self.changed:
             self.changed.notify_all()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one in which the bus is at work: no thread moves anything."""
+        return self._forks != _forks and (self.network is not None or self.runner is not None)
+
+    def adopt(self) -> None:
+        """Belong to this process, a fork of the one in which the bus was made and did nothing yet."""
+        self._forks = _forks
+
+    def check_process(self) -> None:
+        """Raise `UsageError` in a fork of the process in which the bus is at work, without taking a lock."""
+        if self._forks != _forks and self.forked:
+            raise UsageError(
+                f"this bus belongs to process {self._pid}, of which this one is a fork: nothing that is done "
+                "with it here reaches the run; let the child join with a bus of its own, or give what it "
+                "found back to its parent"
+            )
+
     def check(self, what: str) -> None:
-        """Raise what a wait would raise, where `what` would be in vain: the bus was closed, or broke."""
+        """Raise what a wait would raise if `what` would be in vain: the bus was closed, or broke."""
+        if self._forks != _forks:
+            self.check_process()
         if self.closed or (self.broken is not None and self.finishing()):
             raise Finishing(f"the bus was closed; {what} would be in vain")
         if self.broken is not None:
@@ -77,6 +113,7 @@ class Gate:
         Raises `DeadlineExceeded` with the words of `late` after `timeout` seconds, and `Finishing`
         when the task is finishing, if `finishing` (by default where there is no timeout).
         """
+        self.check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         ends = deadline is None if finishing is None else finishing
         mine = self.runner == threading.get_ident()

@@ -835,7 +835,8 @@ def test_a_bus_can_be_closed_twice_or_alone_and_then_waits_end(town: Town) -> No
         waiting.get()
     with pytest.raises(Finishing):
         learner.push("learner_data", 1)
-    learner.emit("learner_news", 1)
+    with pytest.raises(Finishing):
+        learner.emit("learner_news", 1)
     learner.tell_finish("nobody hears it")
     assert not learner._network._commands  # type: ignore[union-attr]
 
