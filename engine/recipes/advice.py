@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +42,7 @@ def advise_replay(config: DQNRun, observation_space: Any) -> None:
             )
     row = row_bytes(config, observation_space)
     full, memory = size * row, machine_memory()
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if full + used > memory:
+    if memory is not None and full + _used() > memory:
         part = ""
         if total is not None and total < size:
             part = f"; the {total:,} env steps of this run fill {shown(total * row)} of it"
@@ -87,9 +85,12 @@ def _bytes(space: Any) -> int:
     return int(np.prod(space.shape, dtype=np.int64)) * int(np.dtype(space.dtype).itemsize)
 
 
-def machine_memory() -> int:
-    """Return the bytes of memory that this machine, or the container on it, has."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def machine_memory() -> int | None:
+    """Return the bytes of memory that this machine, or the container on it, has; None if it does not tell."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):
+        return None  # no such call, or no such name, on this system
     for path in _CGROUPS:
         try:
             limit = path.read_text().strip()
@@ -98,6 +99,14 @@ def machine_memory() -> int:
         if limit.isdigit():
             memory = min(memory, int(limit))
     return memory
+
+
+def _used() -> int:
+    """Return the bytes that this process takes already; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def shown(size: float) -> str:

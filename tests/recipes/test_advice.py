@@ -47,8 +47,21 @@ def test_a_buffer_that_will_not_fit_is_told_with_both_sizes(caplog: pytest.LogCa
     assert (
         "will not fit: full, it takes 48.2 TiB (train.buffer_size=1000000000000 transitions of 53 b" in told
     )
-    assert f"this machine has {advice.shown(advice.machine_memory())} of memory" in told
+    memory = advice.machine_memory()
+    assert memory is not None
+    assert f"this machine has {advice.shown(memory)} of memory" in told
     assert "the 5,000 env steps of this run fill 258.8 KiB of it" in told
+
+
+def test_a_container_has_the_memory_of_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = advice.machine_memory()
+    (tmp_path / "unlimited").write_text("max\n")
+    (tmp_path / "limited").write_text(f"{3 << 20}\n")
+    monkeypatch.setattr(advice, "_CGROUPS", (tmp_path / "absent", tmp_path / "unlimited"))
+    assert whole is not None
+    assert (advice.machine_memory() or 0) >= whole
+    monkeypatch.setattr(advice, "_CGROUPS", (tmp_path / "limited",))
+    assert advice.machine_memory() == 3 << 20
 
 
 @pytest.mark.parametrize(
