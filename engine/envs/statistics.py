@@ -30,12 +30,19 @@ from gymnasium.wrappers.vector import NormalizeObservation as VectorNormalizeObs
 from engine.envs.spaces import to_arrays
 from engine.errors import EnvError
 
-_HINT = re.compile(r"mean|average|avg|std|rms|stats|statistic|norm|running|welford|moment", re.IGNORECASE)
+_HINT = re.compile(
+    r"mean|average|avg|std|rms|stats|statistic|norm|running|welford|moment|variance|sigma"
+    r"|(?:^|_)(?:mu|var|ema|m2|filter)(?:_|$)",
+    re.IGNORECASE,
+)
 _SHOWN, _REPEATED = 32, 64
 
 
-def refuse_running_statistics(env: Any, name: str) -> None:
-    """Raise `EnvError` if a wrapper of `env`, single or vectorised, changes observations by what it saw."""
+def refuse_running_statistics(env: Any, name: str, _seen: frozenset[int] = frozenset()) -> None:
+    """Raise `EnvError` if a wrapper of `env`, single or vectorised, changes observations by what it saw.
+
+    Environments that the innermost one holds in its attributes are looked at too.
+    """
     while isinstance(env, (gymnasium.Wrapper, GymVectorWrapper)):
         if _has_running_statistics(env):
             raise EnvError(
@@ -45,6 +52,10 @@ def refuse_running_statistics(env: Any, name: str) -> None:
                 "normalise in the model; NormalizeReward is allowed"
             )
         env = env.env
+    seen = _seen | {id(env)}
+    for value in list(vars(env).values()):
+        if isinstance(value, gymnasium.Env) and id(value.unwrapped) not in seen:
+            refuse_running_statistics(value, name, seen)
 
 
 def _has_running_statistics(layer: Any) -> bool:

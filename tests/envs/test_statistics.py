@@ -93,6 +93,20 @@ def factory():
     return NormalizeObservation(gymnasium.make("CartPole-v1"))
 
 
+class Holding(gymnasium.Env):
+    """Plays another environment behind its own face."""
+
+    def __init__(self):
+        self.inner = factory()
+        self.observation_space, self.action_space = self.inner.observation_space, self.inner.action_space
+
+    def reset(self, *, seed=None, options=None):
+        return self.inner.reset(seed=seed)
+
+    def step(self, action):
+        return self.inner.step(action)
+
+
 class Fixed(gymnasium.ObservationWrapper):
     """The mean and the deviation of a data set, which stay what they are."""
 
@@ -200,6 +214,8 @@ def test_they_are_refused_wherever_they_hide():
         make_env(factory)
     with pytest.raises(EnvError, match="NormalizeObservation around"):
         make_env(factory, vectorization="process")
+    with pytest.raises(EnvError, match="NormalizeObservation around"):
+        make_env(Holding)
     with pytest.raises(EnvError, match="NormalizeObservation around CartPole"):
         check_env(EnvConfig(id="CartPole-v1", wrappers=["NormalizeObservation"]))
     with pytest.raises(EnvError, match="NormalizeObservation around"):
