@@ -12,6 +12,7 @@ The tree::
     ├── ConflictError                      two members that write one field or hold one stateful object
     ├── UnknownField (AttributeError)      a ctx field that nobody wrote
     ├── UnknownName (LookupError)          a middleware, event or handler that does not exist
+    ├── FolderError                        the run's folder can no longer be written; exit code 2
     ├── StateError                         state that cannot be saved, loaded or named
     ├── DeadlineExceeded (TimeoutError)    a wait that ran past its timeout
     ├── CodecError (ValueError)            a value that cannot be sent, or bytes that are no message
@@ -81,6 +82,12 @@ class UnknownField(EngineError, AttributeError):
 
 class UnknownName(EngineError, LookupError):
     """A middleware, event or handler was named that does not exist."""
+
+
+class FolderError(EngineError):
+    """The folder of a run can no longer be written: the disk is full, or it was deleted or moved."""
+
+    exit_code = 2
 
 
 class StateError(EngineError):

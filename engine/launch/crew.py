@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from engine.errors import EngineError, PeerLost, RemoteError
+from engine.errors import EngineError, FolderError, PeerLost, RemoteError
 from engine.launch.backend import Ended, Handle, was_asked
 from engine.launch.ledger import whole
 from engine.launch.losses import Policy
@@ -63,6 +63,8 @@ class Failure:
         """Return the error to raise, with the traceback from there, or what was printed last, as a note."""
         text = f"{self.text()}; {why}" if why else self.text()
         error: EngineError
+        if self.kind == FolderError.__name__:
+            return FolderError(self.message)  # where it was found out says nothing
         if self.kind:
             error = RemoteError(text, kind=self.kind, peer=self.seat)
         else:

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from engine.bus.bus import Bus
-from engine.errors import UsageError
+from engine.errors import FolderError, UsageError
 from engine.launch.backend import Backend, Ended, Handle, Order, was_asked
 from engine.launch.card import OBSERVER, Card
 from engine.launch.crew import Crew, Failure, Place, blame
@@ -128,10 +128,15 @@ class Launcher:
                 if error is None and self._failures:
                     worst = blame(self._failures)
                     error = worst.error(self._reason or "")
-                    for other in self._failures:
+                    told = [] if isinstance(error, FolderError) else self._failures
+                    for other in told:
                         if other is not worst:
                             error.add_note(f"then {other.text()}")
-                self._tell_end(error)
+                try:
+                    self._run.check()
+                    self._tell_end(error)
+                except FolderError as gone:
+                    error = error or gone
         if error is not None:
             raise error
         return Run.open(self._run.path)
@@ -166,7 +171,7 @@ class Launcher:
         """End what still runs; after this nothing is left of the run but its folder."""
         self._over = True
         with contextlib.ExitStack() as stack:
-            stack.callback(self._write_card, None)
+            stack.callback(self._leave_card)
             if self._bus is not None:
                 stack.callback(self._bus.close)
             stack.callback(self._backend.close)
@@ -176,15 +181,24 @@ class Launcher:
             self._display.update(self.status())
             self._display.close()
 
+    def _leave_card(self) -> None:
+        try:
+            self._write_card(None)
+        except FolderError as error:
+            if not self._failures:  # else the process that records the run has said so
+                self._display.message(str(error), level="error")
+
     def _write_card(self, address: str | None) -> None:
-        Card(
+        card = Card(
             run=self.run_id,
             pid=os.getpid(),
             host=socket.gethostname(),
             program=self.plan.target.name,
             address=address,
             status={} if address else self.status(),
-        ).write(self._run.path)
+        )
+        with self._run.storing():
+            card.write(self._run.path)
 
     def _tell_end(self, error: BaseException | None) -> None:
         """Write into run.json how the run ended, where the process that records it did not get to it."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 
 from engine.bus.keys import RunKeys, generate_keys
 from engine.bus.zeromq import check_place
-from engine.errors import UsageError
+from engine.errors import FolderError, UsageError
 from engine.launch.backend import Backend
 from engine.launch.card import KEYS
 from engine.launch.launcher import JOIN_SECONDS, Launcher
@@ -151,12 +151,15 @@ def _logs(run: Run) -> Iterator[Callable[[str, dict[str, Any]], None]]:
     files: dict[str, TextIO] = {}
 
     def keep(seat: str, row: dict[str, Any]) -> None:
-        if seat not in files:
-            files[seat] = run.file(f"logs/{seat}.jsonl").open("a", encoding="utf-8", buffering=1)
-        files[seat].write(json.dumps(row, default=str) + "\n")
+        # A record that does not fit is lost: a full disk, or a folder that is gone, ends the run elsewhere.
+        with contextlib.suppress(OSError, FolderError):
+            if seat not in files:
+                files[seat] = run.file(f"logs/{seat}.jsonl").open("a", encoding="utf-8", buffering=1)
+            files[seat].write(json.dumps(row, default=str) + "\n")
 
     try:
         yield keep
     finally:
         for file in files.values():
-            file.close()
+            with contextlib.suppress(OSError):
+                file.close()

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 ROWS = 200
 """About how many rows of metrics a run writes."""
+LOOK_SECONDS = 2.0
+"""So often it looks whether the run's folder is still there."""
 
 
 class Watched(Protocol):
@@ -49,6 +51,8 @@ class Recorder:
     run doubles) and at each evaluation; it holds the means since the row before, ``train_iter`` and
     ``time/sps`` (env steps a second, pauses included).
     Warn once if a policy of discrete actions stops exploring and gets worse.
+
+    Raises `FolderError` once the disk is full, or the folder is gone.
 
     Stands last in the pipeline.  Without a policy (None) nothing is saved but the metrics; without
     ``ctx.env_step`` iterations are counted.  Reads: ctx.metrics, the counters.
@@ -74,11 +78,13 @@ class Recorder:
         # The entropy of a density may be any number.
         discrete = policy is not None and not isinstance(policy.action_space, Box)
         self._collapse = Collapse() if discrete else None
-        self._writer = MetricsWriter(run.path / "metrics.jsonl")
+        with run.storing():
+            self._writer = MetricsWriter(run.path / "metrics.jsonl")
         self._averages = Averages()
         self._due = Seldomer(ROWS) if every is None else Every(every)
         self._clock = clock
         self._last = (clock(), 0)
+        self._look_at = clock()
         self._task: Watched | None = None
         self.gave_up = False
         """Whether the last evaluation was given up, so that nothing is known of the last policy."""
@@ -92,13 +98,15 @@ class Recorder:
     def __call__(self, ctx: Context) -> None:
         metrics, env_step = ctx.metrics, ctx.get("env_step", ctx.total_step)
         self._averages.add(metrics)
+        self._look()
         evaluated = metrics.get("eval/return_mean")
         if evaluated is not None or ctx.get("gave_up"):
             self.gave_up, self.cut = evaluated is None, int(metrics.get("eval/cut", 0))
         if evaluated is not None:
             self.save_last()
             if self._save_best is not None:
-                self._save_best(ctx)
+                with self.run.storing():
+                    self._save_best(ctx)
         if self._due(env_step) or evaluated is not None:
             self.write(ctx)
             self._progress.update(env_step, metrics, self.seconds(), self.stations())
@@ -115,7 +123,8 @@ class Recorder:
         row: dict[str, Any] = {"train_iter": ctx.get("train_iter", 0), **means}
         if env_step > before and now > then:
             row["time/sps"] = (env_step - before) / (now - then)
-        self._writer.write(env_step, row)
+        with self.run.storing():
+            self._writer.write(env_step, row)
         if self._collapse is not None and (warning := self._collapse.look(row)):
             log.warning("%s", warning)
         for tracker in self._trackers:
@@ -124,6 +133,7 @@ class Recorder:
 
     def tell(self, played: int, episodes: int, steps: int) -> None:
         """Show how far an evaluation is."""
+        self._look()
         self._progress.playing("evaluating", played, episodes, steps)
 
     def seconds(self) -> dict[str, float]:
@@ -147,10 +157,22 @@ class Recorder:
     def save_last(self) -> None:
         """Save the policy as it is, as the last one."""
         if self.policy is not None:
-            save_policy(self.policy, self.run.path / "policies" / "last")
+            with self.run.storing():
+                save_policy(self.policy, self.run.path / "policies" / "last")
+
+    def _look(self) -> None:
+        """Find out whether the folder is still there, now and then."""
+        if (now := self._clock()) >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self.run.check()
 
     def close(self) -> None:
         """Force everything to disk."""
-        self._writer.close()
-        for tracker in self._trackers:
-            tracker.close()
+        try:
+            self._writer.close()
+        except OSError:
+            with self.run.storing():
+                raise
+        finally:
+            for tracker in self._trackers:
+                tracker.close()

@@ -23,7 +23,7 @@ from engine import config as configs
 from engine.context import Middleware, OnlineContext
 from engine.envs.find import DEPENDENCY, absent
 from engine.envs.vector import Episode, VectorEnv
-from engine.errors import EngineError, EnvError, MissingExtra, StateError, UsageError
+from engine.errors import EngineError, EnvError, FolderError, MissingExtra, StateError, UsageError
 from engine.middleware.functional.evaluate import MAX_STEPS, Tell, evaluate, never, run_episodes
 from engine.middleware.functional.stop import TimeLimit
 from engine.middleware.recorder import ROWS, Recorder
@@ -120,7 +120,8 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
                     "examination, film and pictures are left out (engine plot draws them)"
                 )
             elif stopped is None or stopped == REASONS[signal.SIGINT]:
-                _draw(run, config, recorder)
+                with run.storing():
+                    _draw(run, config, recorder)
                 if judged and stopped is None:
                     result |= _examine(run, config, recorder, display, limit)
         except (KeyboardInterrupt, Terminated):
@@ -184,7 +185,8 @@ def _told(run: Run, stop: Stop) -> Iterator[None]:
             run.end_with(error)
             raise
         reason = REASONS[error.number if isinstance(error, Terminated) else signal.SIGINT]
-        run.finish("interrupted", f"{reason} at once: what came after the last evaluation is not saved")
+        with contextlib.suppress(FolderError):  # nothing can be told in a folder that is gone
+            run.finish("interrupted", f"{reason} at once: what came after the last evaluation is not saved")
         saved = run.path / "policies"
         where = (
             f"the policies of the last evaluations are in {saved}"
@@ -193,8 +195,11 @@ def _told(run: Run, stop: Stop) -> Iterator[None]:
         )
         log.warning("stopped at once; %s", where)
         raise
+    except FolderError as error:
+        run.end_with(error)
+        raise FolderError(str(error)) from None  # without notes: where it was found out says nothing
     except BaseException as error:
-        run.finish("failed", f"{type(error).__name__}: {error}")
+        run.end_with(error)
         raise
 
 
@@ -416,15 +421,18 @@ def _examine(
     if config.evaluate.video:
         try:
             step = int(read_metrics(run.path / "metrics.jsonl").rows[-1]["env_step"])
-            film(
-                policy,
-                config,
-                run.path / "videos",
-                episodes=config.evaluate.video,
-                env_step=step,
-                give_up=give_up,
-                tell=functools.partial(display.playing, "filming"),
-            )
+            with run.storing():
+                film(
+                    policy,
+                    config,
+                    run.path / "videos",
+                    episodes=config.evaluate.video,
+                    env_step=step,
+                    give_up=give_up,
+                    tell=functools.partial(display.playing, "filming"),
+                )
+        except FolderError:
+            raise
         except (MissingExtra, EngineError) as error:
             display.message(f"no film was made: {error}")
         display.played_all()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EROFS, errno.EIO, errno.ESTALE)
+"""What the system says of a full disk, a folder that is gone, and a file system that fails."""
 
 
 @contextmanager
@@ -24,6 +28,23 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def overwrite(path: Path, text: str) -> None:
+    """Write a text over an existing file's own blocks, for a disk that is too full to `write_text`.
+
+    Raises OSError where the file is absent, or takes more blocks than it has and there are none.
+    """
+    data = text.encode()
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        if len(data) > max(os.fstat(descriptor).st_size, os.fstat(descriptor).st_blocks * 512):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))  # rather than a part of it
+        data += b" " * (os.fstat(descriptor).st_size - len(data))  # spaces behind JSON mean nothing
+        os.pwrite(descriptor, data, 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

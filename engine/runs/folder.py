@@ -14,12 +14,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -31,14 +34,15 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError, UsageError, did_you_mean
+from engine.errors import EngineError, FolderError, UsageError, did_you_mean
 from engine.runs import surroundings
-from engine.runs.files import claim, write_text
+from engine.runs.files import claim, overwrite, write_text
 from engine.runs.metrics import Metrics, read_metrics
 from engine.signals import REASONS, Terminated, exit_code
 
 STATES = ("running", "finished", "interrupted", "failed")
 _FREE_BYTES = 32 << 20
+_BLOCK, _ROOM = 4096, 1024
 
 
 class Run:
@@ -103,7 +107,7 @@ class Run:
                 "commit": surroundings.commit(),
                 "result": {},
             }
-            if not claim(path / "run.json", _json(info)):
+            if not claim(path / "run.json", _padded(_json(info))):
                 raise UsageError(f"{path} was taken by another run at this moment; choose another --run-dir")
             run = cls(path, info)
             run.write("source.diff", surroundings.difference())
@@ -163,9 +167,42 @@ class Run:
         return dict(self.info.get("result") or {})
 
     def update(self, **fields: Any) -> None:
-        """Change fields of run.json; the file is whole at every moment."""
+        """Change fields of run.json; the file is whole at every moment.
+
+        Also on a full disk: then it is written over in place.  Raises FolderError if it is gone.
+        """
         self.info = {**self.info, **fields}
-        self.write("run.json", _json(self.info))
+        with self.storing():
+            try:
+                write_text(self.path / "run.json", _padded(_json(self.info)))
+            except OSError:
+                overwrite(self.path / "run.json", _json(self.info))
+
+    def check(self) -> None:
+        """Raise FolderError if the folder is gone: deleted or moved while the run goes on."""
+        if not (self.path / "run.json").exists():
+            raise FolderError(
+                f"the run's folder {self.path} was deleted or moved while the run was going, so that nothing "
+                "can be saved any more"
+            )
+
+    @contextmanager
+    def storing(self) -> Iterator[None]:
+        """Turn what the file system refuses while the run goes on into one sentence, a FolderError."""
+        self.check()
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, EngineError):
+                raise
+            self.check()
+            reason = (error.strerror or str(error)).lower()
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            hint = "make room and start again; " if full else ""
+            raise FolderError(
+                f"cannot write to the run's folder {self.path} any more: {reason}; {hint}what was saved "
+                "until then is kept"
+            ) from error
 
     def finish(self, state: str, stop_reason: str | None = None, **fields: Any) -> None:
         """Write the final state, why it ended, and the time."""
@@ -177,12 +214,12 @@ class Run:
         """Write that the run ended by `error`, unless how it ended is written already."""
         if self.info.get("end") is not None:
             return
-        if isinstance(error, KeyboardInterrupt):
-            self.finish("interrupted", "interrupted")
-        elif isinstance(error, Terminated):
-            self.finish("interrupted", REASONS[error.number])
-        else:
-            self.finish("failed", f"{type(error).__name__}: {error}")
+        state, reason = "failed", _reason(error)
+        if isinstance(error, (KeyboardInterrupt, Terminated)):
+            number = error.number if isinstance(error, Terminated) else signal.SIGINT
+            state, reason = "interrupted", REASONS[number]
+        with contextlib.suppress(FolderError):  # nothing can be told in a folder that is gone
+            self.finish(state, reason)
 
     def describe(self, *, config: str, overrides: Sequence[str] = (), pipeline: str | None = None) -> None:
         """Write the resolved configuration (YAML), the overriding words, and the graph (Mermaid)."""
@@ -193,6 +230,7 @@ class Run:
 
     def write(self, name: str, text: str) -> Path:
         """Write a text file of the folder as a whole; return its path."""
+        self.check()
         with _explained(self.path):
             write_text(self.path / name, text)
         return self.path / name
@@ -200,6 +238,7 @@ class Run:
     def file(self, name: str) -> Path:
         """A path inside the folder (``plots/learning_curve.png``), its parent made."""
         path = self.path / name
+        self.check()
         with _explained(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -279,6 +318,12 @@ def _safe(text: str) -> str:
     return re.sub(r"[^\w.+=-]+", "-", text).strip(".-") or "unnamed"
 
 
+def _reason(error: BaseException) -> str:
+    """Why a run failed, in a line that fits into run.json also on a full disk."""
+    said = str(error) if isinstance(error, FolderError) else f"{type(error).__name__}: {error}"
+    return said if len(said) <= _ROOM // 2 else f"{said[: _ROOM // 2]}..."
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -286,6 +331,12 @@ def _now() -> str:
 def _json(info: Mapping[str, Any]) -> str:
     encoded = msgspec.json.encode(info, enc_hook=_plain)  # NaN becomes null, which every JSON reader takes
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
+
+
+def _padded(text: str) -> str:
+    """Text with blanks behind it, if need be, so that its blocks on the disk have room for how a run ends."""
+    room = -len(text.encode()) % _BLOCK
+    return text if room >= _ROOM else text + " " * room + "\n" * _ROOM
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -28,6 +29,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(row, default=str)
 
 
+class _File(logging.FileHandler):
+    """Write into a file of the run; a record that cannot be written, as the disk is full, is no error.
+
+    The run itself finds out, and says so once.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A record that does not fit is lost."""
+
+    def close(self) -> None:
+        """Close the file, whatever of it can be written."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 class _Stderr(logging.Handler):
     """Print to whatever stderr is at that moment: a live panel replaces it for a while."""
 
@@ -49,7 +65,7 @@ def logging_to(path: Path) -> Iterator[None]:
     """
     root, engine = logging.getLogger(), logging.getLogger("engine")
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = _File(path, encoding="utf-8")
     file.setFormatter(JsonFormatter())
     handlers: list[logging.Handler] = [file] if root.handlers else [file, _Stderr(logging.WARNING)]
     before = engine.level

@@ -6,7 +6,6 @@ A line is flat: ``env_step``, ``time`` (seconds since the run began), and one ke
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -21,18 +20,15 @@ import msgspec
 from engine.errors import EngineError, did_you_mean
 from engine.types import Clock
 
-log = logging.getLogger(__name__)
-
 
 class MetricsWriter:
     """Append lines to metrics.jsonl; each is handed to the system whole, so that a kill loses none.
 
-    A disk that fills up is said once and does not stop training; `lost` counts the lines not written.
+    Raises OSError where the file system refuses: the disk is full, say.
     """
 
     def __init__(self, path: Path, *, start: float = 0.0, clock: Clock = time.monotonic) -> None:
         self.path = path
-        self.lost = 0
         self._clock = clock
         self._start = clock() - start
         self._descriptor: int | None = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o666)
@@ -49,19 +45,16 @@ class MetricsWriter:
         line = msgspec.json.encode(row) + b"\n"
         if self._torn:
             line = b"\n" + line
-        try:
-            self._torn = os.write(self._descriptor, line) < len(line)
-        except OSError as error:
-            if not self.lost:
-                log.warning("cannot write %s: %s; training goes on without it", self.path, error.strerror)
-            self.lost += 1
+        self._torn = os.write(self._descriptor, line) < len(line)
 
     def close(self) -> None:
         """Force the file to disk and close it; more than once does no harm."""
         if self._descriptor is not None:
-            os.fsync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def __enter__(self) -> MetricsWriter:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.runs.files import STORAGE
 from engine.types import Clock
 
 log = logging.getLogger(__name__)
@@ -47,11 +49,22 @@ class TensorBoard:
 
     def flush(self) -> None:
         """Write what waits, and hand it to the system."""
+        try:
+            self._write()
+        except OSError:
+            self._waiting.clear()
+            file, self._file = self._file, None
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+            raise
+
+    def _write(self) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._due = self._clock() + self._flush_seconds
         if self._file is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # not its parents: a run's folder that was deleted stays so
             name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{id(self):x}"
             self._file = (self.folder / name).open("wb")
             first = self._waiting[0][0] if self._waiting else time.time()
@@ -95,7 +108,12 @@ class Trackers:
                 call(tracker)
             except Exception as error:  # whatever a tracker does wrong, the training is worth more
                 self._trackers.remove(tracker)
-                log.warning("%s is switched off: %s: %s", type(tracker).__name__, type(error).__name__, error)
+                # What befalls the run's folder ends the run, which says so itself.
+                folder = isinstance(error, OSError) and error.errno in STORAGE
+                level = logging.INFO if folder else logging.WARNING
+                log.log(
+                    level, "%s is switched off: %s: %s", type(tracker).__name__, type(error).__name__, error
+                )
 
 
 # ------------------------------------------------------------------ the record format of event files

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from engine.errors import EngineError, UsageError
+from engine.errors import EngineError, FolderError, UsageError
+from engine.runs.files import overwrite
 from engine.runs.folder import Run, find_runs
 from engine.runs.metrics import MetricsWriter
 
@@ -108,6 +111,38 @@ def test_a_place_that_cannot_be_written_is_explained() -> None:
             create(run_dir=place)
     with pytest.raises(UsageError, match="choose another"):
         create(root="/proc/nothing")
+
+
+def test_run_json_has_room_for_the_end_of_the_run_on_a_full_disk(tmp_path: Path) -> None:
+    for length in (0, 2400, 2900, 3300, 3900, 4600):  # some of them near the end of a block
+        run = Run.create(env="e", algo="a", seed=0, run_dir=tmp_path / str(length), more="x" * length)
+        file = run.path / "run.json"
+        blocks = -(-file.stat().st_size // 4096)
+        run.info |= {"state": "failed", "stop_reason": "y" * 600, "end": "2026-01-01T00:00:00.000+00:00"}
+        text = msgspec.json.format(msgspec.json.encode(run.info), indent=2).decode()
+        assert len(text) <= blocks * 4096
+        overwrite(file, text)
+        assert json.loads(file.read_text())["stop_reason"] == "y" * 600
+        overwrite(file, "{}")
+        assert json.loads(file.read_text()) == {}
+        with pytest.raises(OSError, match="No space left"):
+            overwrite(file, " " * (blocks * 4096 + 100_000))
+        assert json.loads(file.read_text()) == {}, "not a part of it"
+
+
+def test_a_folder_that_is_gone_is_told_and_not_made_again(tmp_path: Path) -> None:
+    run = Run.create(env="e", algo="a", seed=0, run_dir=tmp_path / "run")
+    shutil.rmtree(run.path)
+    for use in (
+        run.check,
+        lambda: run.write("x", ""),
+        lambda: run.file("a/b"),
+        lambda: run.finish("finished"),
+    ):
+        with pytest.raises(FolderError, match="run was deleted or moved while the run was going"):
+            use()
+    run.end_with(ValueError("other"))
+    assert not run.path.exists()
 
 
 def test_a_full_disk_is_told_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
