@@ -10,6 +10,7 @@ with other processes too, by the same verbs.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from engine.bus.inflow import Inflow, Outflow, Peer, Watcher
 from engine.bus.kinds import MOST_ANNOUNCED, clashes
 from engine.bus.mailbox import Handler, Letter, Mailbox, Subscription, add_others, raise_first
 from engine.bus.message import SMALL_BYTES, Event, Member, check_small, pack
+from engine.bus.meter import METER, Meter
 from engine.bus.names import FINISH, OWN, Kind, check_event
 from engine.bus.services import Where
 from engine.bus.streams import Streams, Taken, WhenFull
@@ -64,6 +66,7 @@ class Bus:
         self._emitted: set[str] = set()  # once other processes may hear of it, whether declared or not
         self._logged: set[str] = set()  # clashes of kinds
         self._versions: dict[str, int] = {}
+        self._counted: str | None = None
         self._network: Network | None = None
         self._values: Values | None = None
         self._announcing = False
@@ -337,8 +340,11 @@ class Bus:
 
     # --- streams ------------------------------------------------------------------------------
 
-    def push(self, event: str, value: Any, *, timeout: float | None = 30.0) -> None:
+    def push(self, event: str, value: Any, *, timeout: float | None = 30.0, amount: int = 0) -> None:
         """Give an item of a stream to one consumer, in this process or another.
+
+        `amount` is what it counts on this process's `meter`, its env steps for example; one stream of a
+        process can be counted so.
 
         Where as many items as were declared wait that nobody took, it waits for room.  Raises
         `DeadlineExceeded`, naming who was expected, after `timeout` seconds, and `Finishing` when
@@ -346,7 +352,11 @@ class Bus:
         """
         self._is(event, "stream")
         check_timeout(timeout, "push")
-        self._streams.push(event, value, timeout, self.peer, self._there)
+        if amount:
+            self._counted = self._counted or event
+            if self._counted != event:
+                raise UsageError(f"amounts are counted of {self._counted!r}; {event!r} is another stream")
+        self._streams.push(event, value, timeout, self.peer, self._there, amount)
 
     def consume(self, event: str, *, capacity: int | None = None) -> None:
         """Have items of a stream sent here, at most `capacity` of each producer that were not taken."""
@@ -356,20 +366,27 @@ class Bus:
         self._announce()
 
     def take(
-        self, event: str, *, sender: str | None = None, timeout: float | None = 30.0, view: bool = False
+        self,
+        event: str,
+        *,
+        sender: str | None = None,
+        timeout: float | None = 30.0,
+        view: bool = False,
+        held: bool = False,
     ) -> Taken:
         """Take the oldest item of a stream (of one `sender`, if named), and acknowledge it.
 
         With `view` its arrays are read-only and stay where they lie until `Taken.release`, which
-        acknowledges it.  Raises `DeadlineExceeded`, naming who was expected, after `timeout` seconds,
-        `PeerLost` where a named sender is not in the run and nothing of it waits, and `Finishing` when
-        the task is finishing meanwhile.
+        acknowledges it; with `held`, `release` acknowledges it too, and the value is the caller's.
+        Raises `DeadlineExceeded`, naming who was expected, after `timeout` seconds, `PeerLost` where a
+        named sender is not in the run and nothing of it waits, and `Finishing` when the task is
+        finishing meanwhile.
         """
         self._is(event, "stream")
         check_timeout(timeout, "take")
         if self._streams.get(event).consuming is None:
             self.consume(event)
-        return self._streams.take(event, sender, timeout, view, self._there)
+        return self._streams.take(event, sender, timeout, view, self._there, held)
 
     def waiting(self, event: str) -> int:
         """How many items of a stream came here and were not taken, or were pushed here and not taken yet."""
@@ -525,6 +542,12 @@ class Bus:
             self._gate.wake()
         if self._values is not None:
             self._values.close()
+            self.meter.close()
+
+    @functools.cached_property
+    def meter(self) -> Meter:
+        """What this process counts of what it makes, sends and takes."""
+        return Meter()
 
     def _told(self) -> bool:
         return self._inflow.told_to_finish is not None
@@ -597,8 +620,14 @@ class Bus:
 
         bus = cls()
         values = Values(shared=shared)
+        if settings.get("at") is not None:
+            bus.meter = Meter(shared=True)
+            if bus.meter.offer is not None:
+                settings["about"] = {**(settings.get("about") or {}), METER: bus.meter.offer}
         try:
             network = Network(transport, bus._inflow, values.attachable, **settings)
+            bus.meter.name(network.me.id)
+            network.router.meter = bus.meter
             bus._values = bus._streams.values = bus._calls.values = values
             bus._streams.network = bus._calls.network = network
             bus._mailbox.opener = Outflow(network, values)
@@ -609,6 +638,7 @@ class Bus:
                 raise
         except BaseException:
             values.close()
+            bus.meter.close()
             raise
         bus._network, bus._gate.network = network, network.ident
         bus._inflow.compare_kinds = bus._compare_kinds

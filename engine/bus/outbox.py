@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.bus.meter import Meter
 
 
 @dataclass(eq=False, slots=True)
@@ -16,6 +19,8 @@ class OutgoingItem:
     body: Any
     since: float
     inline: bool = False  # its arrays were asked for over the socket
+    amount: int = 0
+    """How much it counts on the meter."""
 
 
 @dataclass(slots=True)
@@ -38,20 +43,24 @@ class Outbox:
 
     send: Callable[[str, OutgoingItem], None]
     keep: int | None = None  # with when_full="drop_oldest": how many wait here at most
+    meter: Meter | None = None
+    """Where the amounts of its items are counted, if they have any."""
     counts: Counts = field(default_factory=Counts)
     waiting: deque[OutgoingItem] = field(default_factory=deque)
     flying: dict[str, dict[int, OutgoingItem]] = field(default_factory=dict)
     _number: int = 0
 
-    def push(self, body: Any, now: float) -> list[OutgoingItem]:
+    def push(self, body: Any, now: float, amount: int = 0) -> list[OutgoingItem]:
         """Add an item; return those that were dropped for it, the oldest that wait."""
-        self.waiting.append(OutgoingItem(self._number, body, now))
+        self.waiting.append(OutgoingItem(self._number, body, now, amount=amount))
         self._number += 1
         self.counts.pushed += 1
         dropped: list[OutgoingItem] = []
         while self.keep is not None and len(self.waiting) > self.keep:
             dropped.append(self.waiting.popleft())
         self.counts.dropped += len(dropped)
+        if amount:  # before it is sent: what was taken somewhere must have been pushed here
+            self._measure(pushed=amount, dropped=sum(item.amount for item in dropped))
         return dropped
 
     def pump(self, consumers: Mapping[str, int]) -> None:
@@ -72,6 +81,8 @@ class Outbox:
         if item is not None:
             self.counts.taken += 1
             self._count()
+            if item.amount:
+                self._measure()
         return item
 
     def sent_to(self, consumer: str, number: int) -> OutgoingItem | None:
@@ -84,6 +95,12 @@ class Outbox:
         self.waiting.extendleft(sorted(items.values(), key=lambda item: -item.number))
         self._count()
         return len(items)
+
+    def _measure(self, *, pushed: int = 0, dropped: int = 0) -> None:
+        if self.meter is not None:
+            here = [item for items in self.flying.values() for item in items.values()] + [*self.waiting]
+            amounts = [(item.number, item.amount) for item in here]
+            self.meter.moved(amounts, pushed=pushed, dropped=dropped)
 
     def _count(self) -> None:
         self.counts.waiting = len(self.waiting)

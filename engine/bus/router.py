@@ -36,6 +36,7 @@ from engine.bus.message import (
     Taken,
     pack,
 )
+from engine.bus.meter import Meter
 from engine.bus.outbox import Counts, Outbox, OutgoingItem
 from engine.bus.slots import Torn, Unattachable
 from engine.bus.transport import BULK, CONTROL, Frame
@@ -176,6 +177,8 @@ class Router:
         self._pulling: set[tuple[str, str]] = set()
         self._unread: set[tuple[str, str]] = set()  # pulled and handed over, but not read yet
         self.outboxes: dict[str, Outbox] = {}
+        self.meter: Meter | None = None
+        """Where amounts are counted that items carry."""
         self._apart: set[str] = set()  # who cannot reach our shared memory
         self._asked: dict[int, _Asked] = {}
         self._serving: dict[str, set[int]] = {}
@@ -344,13 +347,13 @@ class Router:
             def send(id: str, item: OutgoingItem) -> None:
                 self._send_item(id, name, item)
 
-            outbox = self.outboxes[name] = Outbox(send, keep)
+            outbox = self.outboxes[name] = Outbox(send, keep, self.meter)
         return outbox
 
-    def push(self, name: str, body: Body, now: float, keep: int | None) -> None:
+    def push(self, name: str, body: Body, now: float, keep: int | None, amount: int = 0) -> None:
         """Give an item to one consumer, now or when there is one with room."""
         self._now = now
-        for dropped in self.stream(name, keep).push(body, now):
+        for dropped in self.stream(name, keep).push(body, now, amount):
             dropped.body.release()
             self._inflow.settled(name, 1)
         self._pump(name)

@@ -29,13 +29,15 @@ class Taken:
     """An item that was taken: its value, who pushed it, and how long it was on its way.
 
     With ``view=True`` the arrays of ``value`` are looked at where they lie, until `release` (or the
-    end of a ``with`` block), which also acknowledges the item.
+    end of a ``with`` block), which also acknowledges the item.  With ``held=True`` only that.
     """
 
     value: Any
     sender: str
     seconds: float
     number: int = 0
+    sender_id: str = ""
+    """Which of those that bore the sender's name, one after the other."""
     _done: Callable[[], None] | None = field(default=None, repr=False)
 
     def release(self) -> None:
@@ -154,7 +156,13 @@ class Streams:
             stream.declared = True
 
     def push(
-        self, name: str, value: Any, timeout: float | None, sender: str, there: Callable[[], str]
+        self,
+        name: str,
+        value: Any,
+        timeout: float | None,
+        sender: str,
+        there: Callable[[], str],
+        amount: int = 0,
     ) -> None:
         """Give an item to one consumer; see `Bus.push`."""
         stream = self.get(name)
@@ -172,7 +180,7 @@ class Streams:
             self.settled(name, 1)
             raise
         now, keep = time.monotonic(), stream.keep()
-        network.do(lambda: network.router.push(name, body, now, keep))
+        network.do(lambda: network.router.push(name, body, now, keep, amount))
 
     def _nobody_took(self, stream: Stream, timeout: float | None, there: str) -> str:
         text = f"nobody took an item of {stream.name!r}" + (
@@ -185,7 +193,13 @@ class Streams:
         return f"{text}: nobody consumes it; in the run are {there}"
 
     def take(
-        self, name: str, sender: str | None, timeout: float | None, view: bool, there: Callable[[], str]
+        self,
+        name: str,
+        sender: str | None,
+        timeout: float | None,
+        view: bool,
+        there: Callable[[], str],
+        held: bool = False,
     ) -> Taken:
         """Take the oldest item; see `Bus.take`."""
         stream = self.get(name)
@@ -205,7 +219,7 @@ class Streams:
                 next_item, timeout, late, what=f"an item of {name!r}", event=name, finishing=True
             )
             try:
-                taken = self._opened(stream, item, view)
+                taken = self._opened(stream, item, view, held)
                 if item.sender_id in self._departed:
                     self.gone(item.sender_id, self._departed[item.sender_id])
                 return taken
@@ -237,15 +251,15 @@ class Streams:
             cause = network.lost.get(sender, "it is not in the run")
             raise PeerLost(f"nothing more comes of {sender}: {cause}", peer=sender, cause=cause)
 
-    def _opened(self, stream: Stream, item: Waiting, view: bool) -> Taken:
+    def _opened(self, stream: Stream, item: Waiting, view: bool, held: bool) -> Taken:
         value = item.value
         if item.arrived is not None:
             assert self.values is not None
             value = self.values.view(item.arrived)[0] if view else self.values.load(item.arrived)
         with self._changed:
             stream.taken += 1
-        taken = Taken(value, item.sender, time.monotonic() - item.since, item.number)
-        if view:
+        taken = Taken(value, item.sender, time.monotonic() - item.since, item.number, item.sender_id)
+        if view or held:
             taken._done = lambda: self._acknowledge(stream, item)
         else:
             self._acknowledge(stream, item)

@@ -262,6 +262,25 @@ class VectorEnv:
             return Step(obs, reward, terminated, truncated, obs, None, episodes, ())
         return self._end(obs, reward, terminated, truncated, info)
 
+    def count_into(self, cell: Any) -> None:
+        """Add every env step to ``cell[0]`` as it begins.
+
+        Where single environments stand one after the other in this process each is counted by itself, so
+        that the count is right within one if the process is killed; else it is within `num_envs`.
+        """
+        singles = self.env.envs if isinstance(self.env, SyncVectorEnv) else ()
+        if singles and not any("step" in vars(env) for env in singles):
+            for env in singles:
+                vars(env)["step"] = _counting(env.step, cell)
+            return
+        step = self.step
+
+        def counted(action: Any) -> Step:
+            cell[0] += self.num_envs - (0 if self._dummy is None else int(np.count_nonzero(self._dummy)))
+            return step(action)
+
+        vars(self)["step"] = counted
+
     def render(self) -> list[Any]:
         """Return one frame (height, width, 3) of each environment made with render_mode="rgb_array"."""
         self._check_open()
@@ -426,6 +445,16 @@ def _hint(value: float) -> str:
     if np.isnan(value):
         return ""
     return f", and policies compute in float32, which ends at {LARGEST:.1e}; scale or clip it with a wrapper"
+
+
+def _counting(step: Any, cell: Any) -> Any:
+    """Return `step` so that it counts its calls first."""
+
+    def counted(action: Any) -> Any:
+        cell[0] += 1
+        return step(action)
+
+    return counted
 
 
 def _autoreset_mode(env: Any, name: str) -> AutoresetMode:

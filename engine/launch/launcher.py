@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from engine.bus.bus import Bus
+from engine.bus.meter import METER, Opened, Reading
 from engine.errors import FolderError, UsageError
 from engine.launch.backend import Backend, Ended, Handle, Order, was_asked
 from engine.launch.card import OBSERVER, Card
@@ -108,6 +109,7 @@ class Launcher:
         self._bus: Bus | None = None
         self._begin = self._ticked = time.monotonic()
         self._ledger = Ledger()
+        self._mismatch = ""
         self._parting: dict[str, threading.Event] = {}
         self._room = threading.Semaphore(_MOST_LINES)
         self._over = False
@@ -172,14 +174,21 @@ class Launcher:
         self._over = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._leave_card)
+            stack.callback(self._tell_losses)
             if self._bus is not None:
                 stack.callback(self._bus.close)
             stack.callback(self._backend.close)
             self._note_reports()
-            if losses := self._ledger.losses():
-                self._display.message(losses, level="warning")
-            self._display.update(self.status())
-            self._display.close()
+
+    def _tell_losses(self) -> None:
+        """Say what was lost, and what does not add up, now that no process counts any more."""
+        if losses := self._ledger.losses():
+            self._display.message(losses, level="warning")
+        self._mismatch = self._ledger.mismatches()
+        if self._mismatch:
+            self._display.message(f"the env steps do not add up: {self._mismatch}", level="error")
+        self._display.update(self.status())
+        self._display.close()
 
     def _leave_card(self) -> None:
         try:
@@ -204,7 +213,7 @@ class Launcher:
         """Write into run.json how the run ended, where the process that records it did not get to it."""
         run = Run.open(self._run.path)
         if totals := self._ledger.totals():
-            run.update(exchange=totals)
+            run.update(exchange=totals, exchange_mismatch=self._mismatch or None)
         if isinstance(error, KeyboardInterrupt) or (error is not None and self._interrupts):
             run.finish("interrupted", f"{self._interruption()} at once")
         elif error is not None:
@@ -309,7 +318,6 @@ class Launcher:
 
     def _start(self, place: Place) -> None:
         name = place.seat.name
-        self._ledger.begin(name)
         place.state, place.due, place.insist_by, place.kill_by = "starting", None, None, None
         place.cause, place.killed = "", False
         place.join_by = time.monotonic() + self._join_timeout
@@ -337,7 +345,6 @@ class Launcher:
         if place is None or not place.alive:
             if self.plan.roles[role].records:
                 return  # there can be one: `_give_order` refuses, and it leaves
-            self._ledger.begin(name)
             self._crew.attach(name, role, dict(about))
             self._display.message(f"{name} has joined, from {about.get('host')}")
             return
@@ -553,6 +560,8 @@ class Launcher:
                 self._ledger.note(peer.name, peer.report)
 
     def _on_member(self, kind: str, peer: Any, cause: str) -> None:
+        if kind == "joined" and peer.role in self.plan.roles:
+            self._ledger.begin(peer.name, _meter_of(peer.about))
         if peer.report:
             self._ledger.note(peer.name, peer.report)
         if kind != "joined" and (parted := self._parting.pop(peer.name, None)):
@@ -623,6 +632,16 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _meter_of(about: Mapping[str, Any]) -> Callable[[], Reading] | None:
+    """Return what reads the meter of a process of this machine, from what it tells of itself."""
+    if about.get("host") != socket.gethostname():
+        return None
+    try:
+        return Opened(about.get("pid"), about.get(METER)).read
+    except LookupError:
+        return None
 
 
 def _nth(number: int) -> str:

@@ -183,6 +183,7 @@ def attend(
         return code
     finally:
         if bus is not None:
+            bus.report(made=bus.meter.read().made())  # the last word, for a launcher on another machine
             bus.close(_farewell(stopping))
         else:
             transport.close()

@@ -114,6 +114,7 @@ def league(
     from engine.league.league import Job, League, Result
     from engine.middleware.functional.league import (
         RESULTS,
+        Jobs,
         broadcast_jobs,
         count_games,
         fetch_job,
@@ -155,7 +156,8 @@ def league(
             generator=stream(config.seed, "opponents"),
             **msgspec.structs.asdict(matches),
         )
-        bus.serve("league_get_job", house.get_job)
+        jobs = Jobs(bus, house)
+        bus.serve("league_get_job", jobs.give_first)
 
     if ACTOR.name in roles:
         crew: list[Middleware] = [] if LEAGUE.name in roles else [wait_for_league(bus)]
@@ -163,6 +165,8 @@ def league(
             number = _number(actor)
             env = make_env(**msgspec.structs.asdict(config.env), seed=config.seed, role=actor)
             task.own(env)
+            if LEAGUE.name not in roles:
+                env.count_into(bus.meter.steps())
             env.reset()
             crew.append(
                 serial(
@@ -185,8 +189,8 @@ def league(
 
     if LEAGUE.name in roles:
         task.use(
-            receive_results(bus, house),
-            broadcast_jobs(bus, house),
+            receive_results(bus, house, jobs),
+            broadcast_jobs(bus, jobs),
             measure_league(house, payoff=PAYOFF, moves=MOVES),
             stop_at_env_step(config.stop.env_step),
             *([] if config.stop.seconds is None else [stop_after_seconds(config.stop.seconds)]),

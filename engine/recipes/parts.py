@@ -71,6 +71,8 @@ class Envs(NamedTuple):
 def make_envs(config: RunConfig, roles: frozenset[str], bus: Bus | None) -> Envs:
     """Return the environments that a process of these roles needs."""
     training = make_training_env(config, part_of(bus)) if "collector" in roles else None
+    if training is not None and bus is not None:
+        training.count_into(bus.meter.steps())
     try:
         return Envs(training, make_evaluation_env(config) if "learner" in roles else None)
     except BaseException:

@@ -20,6 +20,8 @@ def summary(run: Run) -> str:
     if run.state == "interrupted" and number is not None and reason == REASONS[number]:
         reason = f"by {name_of(number)}; everything up to there is saved"
     lines = [f"{run.state}: {reason}"]
+    if mismatch := run.info.get("exchange_mismatch"):
+        lines.append(f"warning: the env steps do not add up: {mismatch}")
     if "return_mean" in result:
         cut = f", {result['cut']} of them cut" if result.get("cut") else ""
         lines.append(

@@ -210,10 +210,10 @@ def accounts(run: str = "run") -> dict[str, dict[str, int]]:
     """What became of the env steps of each collector, once the run is over; everything must add up."""
     folder = Run.open(run)
     totals: dict[str, dict[str, int]] = folder.info["exchange"]
+    assert folder.info["exchange_mismatch"] is None
     for name, one in totals.items():
-        rest = one["received"] + one["unlearned"] + one["waiting"]
-        assert one["stepped"] == rest + one["unsent"] + one["lost"], (name, one)
-        assert one["sent"] <= one["stepped"], (name, one)
+        rest = one["received"] + one["unlearned"] + one["waiting"] + one["dropped"]
+        assert one["stepped"] == rest + one["held"] + one["collecting"], (name, one)
         assert min(one.values()) >= 0, (name, one)
     if "env_step" in folder.result:
         assert sum(one["received"] for one in totals.values()) == folder.result["env_step"], totals

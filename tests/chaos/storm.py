@@ -87,12 +87,14 @@ def storm(
 
     if "collector" in roles:
         number = 0
+        made = task.bus.meter.steps()
 
         def collect(ctx: Any) -> None:
             nonlocal number
             time.sleep(config.pause)
             steps = np.arange(number, number + STEPS)
             number += STEPS
+            made[0] += STEPS
             no = np.zeros((STEPS, 1), bool)
             ctx.trajectory = {
                 "number": steps[:, None],

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_envs import Bad, Counting, NestedCounting
 
+from engine.envs.make import make_env
 from engine.envs.vector import Episode, VectorEnv
 from engine.errors import EnvError
 
@@ -370,3 +371,34 @@ def test_spaces_without_fixed_arrays_are_refused_by_name(space):
     env.single_observation_space, env.single_action_space = SameStepNative.single_observation_space, space
     with pytest.raises(EnvError, match=f"action .*{type(space).__name__} space"):
         VectorEnv(env)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "native", "process"])
+def test_every_env_step_is_counted_as_it_begins(vectorization):
+    cell, valid = [0], 0
+    with make_env("CartPole-v1", num_envs=3, vectorization=vectorization) as env:
+        env.count_into(cell)
+        env.reset()
+        for _ in range(60):
+            step = env.step(np.ones(3, np.int64))
+            valid += 3 if step.valid is None else int(step.valid.sum())
+    assert cell[0] == valid
+    assert (valid < 180) == (vectorization == "native"), "whose steps after an end are resets"
+
+
+def test_a_step_that_fails_was_begun():
+    cell = [0]
+
+    class Breaking(gymnasium.Wrapper):
+        def step(self, action):
+            if cell[0] == 5:
+                raise ValueError("it broke")
+            return super().step(action)
+
+    with make_env("CartPole-v1", num_envs=3, wrappers=[Breaking], vectorization="sync") as env:
+        env.count_into(cell)
+        env.reset()
+        env.step(np.ones(3, np.int64))
+        with pytest.raises(ValueError, match="it broke"):
+            env.step(np.ones(3, np.int64))
+    assert cell[0] == 5

@@ -18,14 +18,14 @@ ENDLESS = ("until=1_000_000_000", "pause=0.01", "--role", "collector=2")
 class Launched:
     """`engine launch` in a process of its own."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, program: str = "programs:add") -> None:
         self.process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
                 "engine.cli.main",
                 "launch",
-                "programs:add",
+                program,
                 *words,
                 "--run-dir",
                 "run",

@@ -58,6 +58,13 @@ def told(buses: dict[str, Bus], name: str) -> dict[str, Any]:
     return next(peer.report for peer in buses["hub"].peers() if peer.name == name)
 
 
+def taken(buses: dict[str, Bus]) -> dict[str, tuple[int, int]]:
+    """What the learner has received, and left unlearned, by sender."""
+    rows = buses["learner_0"].meter.read().rows
+    keys = {bus.meter.read().key: name for name, bus in buses.items()}
+    return {keys[key]: (row.received, row.unused) for key, row in rows.items()}
+
+
 def receiver(bus: Bus, timeout: float) -> Receiver:
     policy: Any = SimpleNamespace(version=0)
     return Receiver(policy, bus, lockstep=True, capacity=2, most=1, timeout=timeout)
@@ -66,16 +73,19 @@ def receiver(bus: Bus, timeout: float) -> Receiver:
 def test_what_was_sent_and_received_is_told_by_both_sides(buses: dict[str, Bus]) -> None:
     receive, ctx = receiver(buses["learner_0"], 60), OnlineContext()
     for number in range(2):
-        sent = Sent(buses[f"collector_{number}"])
-        sent.stepped = 10 + number
+        collector = buses[f"collector_{number}"]
+        collector.meter.steps()[0] += 10 + number
+        sent = Sent(collector)
+        sent.handed(6 + number)
         sent.push(item(4 + number), 4 + number, 60)
     receive.take(ctx)
-    until(lambda: "received" in told(buses, "learner_0"))
-    assert told(buses, "learner_0")["received"] == {"collector_0": 4, "collector_1": 5}
-    assert told(buses, "learner_0")["unlearned"] == {}
+    assert taken(buses) == {"collector_0": (4, 0), "collector_1": (5, 0)}
     assert ctx.env_step == 9
-    until(lambda: "sent" in told(buses, "collector_1"))
-    assert (told(buses, "collector_1")["stepped"], told(buses, "collector_1")["sent"]) == (11, 5)
+    until(lambda: not buses["collector_1"].meter.read().waiting)
+    read = buses["collector_1"].meter.read()
+    assert (read.stepped, read.mark, read.held, read.pushed) == (11, 11, 2, 5)
+    until(lambda: "made" in told(buses, "collector_1"))
+    assert told(buses, "collector_1")["stepped"] == 11
 
 
 def test_what_an_unfinished_iteration_took_counts_as_unlearned(buses: dict[str, Bus]) -> None:
@@ -84,9 +94,7 @@ def test_what_an_unfinished_iteration_took_counts_as_unlearned(buses: dict[str, 
     until(lambda: buses["learner_0"].waiting(TRAJECTORIES) == 1)
     with pytest.raises(DeadlineExceeded, match="of collector_1 came within"):
         receive.take(ctx)
-    until(lambda: "unlearned" in told(buses, "learner_0"))
-    assert told(buses, "learner_0")["unlearned"] == {"collector_0": 4}
-    assert told(buses, "learner_0")["received"] == {}
+    assert taken(buses) == {"collector_0": (0, 4)}
     assert ctx.env_step == 0
 
 

@@ -11,9 +11,9 @@ collectors are told it with the weights.
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from engine.types import Actor, Arrays, Policy
 
 if TYPE_CHECKING:
     from engine.bus.bus import Bus
-    from engine.bus.streams import Taken
 
 MODEL, TRAJECTORIES = "learner_model", "collector_trajectories"
+
+_REPORT_EVERY = 0.1
 
 PATIENCE_SECONDS = 120.0
 """So long one side waits for the other before it says who is missing, and fails."""
@@ -74,30 +75,30 @@ def follow_model(
 
 
 class Sent:
-    """What a collector stepped and sent, in env steps; `report` tells the run."""
+    """What a collector was handed and pushed, in env steps, counted on the meter of its process."""
 
     def __init__(self, bus: Bus) -> None:
-        self.stepped = 0
-        self.sent = 0
         self._bus = bus
-        self._steps: deque[int] = deque()
+        self._due = 0.0
 
-    def report(self) -> None:
-        """Tell how far this collector is, and how much of it nobody has taken yet.
-
-        Told before and after every push: of a collector that is killed, the launcher knows the rest.
-        """
-        waiting = self._bus.waiting(TRAJECTORIES)
-        while len(self._steps) > waiting:
-            self._steps.popleft()
-        self._bus.report(stepped=self.stepped, sent=self.sent, on_the_way=sum(self._steps))
+    def handed(self, steps: int) -> None:
+        """A trajectory of so many env steps has come to be sent, with all that was made until now."""
+        self._bus.meter.handed(steps)
+        self._report()
 
     def push(self, data: dict[str, Any], steps: int, timeout: float) -> None:
         """Push an item that holds so many env steps."""
-        self._bus.push(TRAJECTORIES, data, timeout=timeout)
-        self.sent += steps
-        self._steps.append(steps)
-        self.report()
+        self._bus.push(TRAJECTORIES, data, timeout=timeout, amount=steps)
+        self._report()
+
+    def _report(self) -> None:
+        """Tell of it now and then: for those that cannot read the meter, and for `engine top`."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + _REPORT_EVERY
+        made = self._bus.meter.read().made()
+        self._bus.report(stepped=made["stepped"] or made["held"] + made["pushed"], made=made)
 
 
 def send_trajectories(
@@ -116,8 +117,7 @@ def send_trajectories(
     def send_trajectories(ctx: Any) -> None:
         trajectory = ctx.trajectory
         steps, episodes = _counts(trajectory)
-        sent.stepped += steps
-        sent.report()
+        sent.handed(steps)
         item = {
             "columns": trajectory,
             "env_step": steps,
@@ -156,7 +156,7 @@ def send_rows(
         more_steps, more_episodes = _counts(trajectory)
         held.append(make_rows(trajectory))
         steps, episodes = steps + more_steps, episodes + more_episodes
-        sent.stepped += more_steps
+        sent.handed(more_steps)
         if steps < least_steps:
             return
         item = {
@@ -166,7 +166,6 @@ def send_rows(
             "version": actor.version,
             "metrics": _collect_metrics(ctx),
         }
-        sent.report()
         sent.push(item, steps, timeout)
         held, steps, episodes = [], 0, 0
 
@@ -199,6 +198,14 @@ def publish_model(policy: Policy, bus: Bus) -> Middleware:
     return publish_model
 
 
+class _Received(NamedTuple):
+    """An item that was taken, and counted as taken."""
+
+    value: dict[str, Any]
+    sender_id: str
+    seconds: float
+
+
 class Receiver:
     """Takes what the collectors sent: one item of each in lockstep, else what is there, at least one.
 
@@ -220,29 +227,23 @@ class Receiver:
         self._policy, self._bus, self._lockstep, self._timeout = policy, bus, lockstep, timeout
         self._most = most
         self._begun = False
-        self._received: dict[str, int] = {}
-        self._unlearned: dict[str, int] = {}
 
     def take(self, ctx: Any) -> list[dict[str, Arrays]]:
         """Return the columns of the items, in the order of their senders' names in lockstep.
 
         Writes: ctx.env_step, ctx.env_episode, ctx.metrics["collect/..."], ["exchange/..."].
         """
-        items: list[Taken] = []
-        try:
-            if self._lockstep:
-                self._from_each(items)
-            else:
-                self._what_is_there(items)
-        except BaseException:
-            # They are off their senders' hands, and nobody will learn from them.
-            self._count(items, self._unlearned)
-            raise
+        items: list[_Received] = []
+        if self._lockstep:
+            self._from_each(items)
+        else:
+            self._what_is_there(items)
         values: list[dict[str, Any]] = [item.value for item in items]
-        for value in values:
-            ctx.env_step += value["env_step"]
-            ctx.env_episode += value["env_episode"]
-        self._count(items, self._received)
+        for item in items:
+            ctx.env_step += item.value["env_step"]
+            ctx.env_episode += item.value["env_episode"]
+            self._bus.meter.used(item.sender_id, item.value["env_step"])
+        self._bus.report(waiting=self._bus.waiting(TRAJECTORIES))
         for name in sorted({name for value in values for name in value["metrics"]}):
             found = [value["metrics"][name] for value in values if name in value["metrics"]]
             ctx.metrics[name] = sum(found) / len(found)
@@ -252,22 +253,20 @@ class Receiver:
         ctx.metrics["exchange/items"] = len(items)
         return [value["columns"] for value in values]
 
-    def _count(self, items: list[Taken], steps: dict[str, int]) -> None:
-        """Count the env steps of items by sender, and tell the run."""
-        for item in items:
-            steps[item.sender] = steps.get(item.sender, 0) + item.value["env_step"]
-        self._bus.report(
-            received=dict(self._received),
-            unlearned=dict(self._unlearned),
-            waiting=self._bus.waiting(TRAJECTORIES),
-        )
+    def _take(self, sender: str | None = None) -> _Received:
+        """Take an item, and count it before its sender hears that it is off its hands."""
+        taken = self._bus.take(TRAJECTORIES, sender=sender, timeout=self._timeout, held=True)
+        item = _Received(taken.value, taken.sender_id, taken.seconds)
+        self._bus.meter.took(item.sender_id, taken.number, item.value["env_step"])
+        taken.release()
+        return item
 
-    def _what_is_there(self, items: list[Taken]) -> None:
-        items.append(self._bus.take(TRAJECTORIES, timeout=self._timeout))
+    def _what_is_there(self, items: list[_Received]) -> None:
+        items.append(self._take())
         while len(items) < self._most and self._bus.waiting(TRAJECTORIES):
-            items.append(self._bus.take(TRAJECTORIES, timeout=self._timeout))
+            items.append(self._take())
 
-    def _from_each(self, items: list[Taken]) -> None:
+    def _from_each(self, items: list[_Received]) -> None:
         while not items:
             # At first all that the run has; it expects one less for each that is lost for good before that.
             number = 1 if self._begun else None
@@ -275,7 +274,7 @@ class Receiver:
             self._begun = True
             for name in sorted(names, key=_by_number):
                 try:
-                    items.append(self._bus.take(TRAJECTORIES, sender=name, timeout=self._timeout))
+                    items.append(self._take(name))
                 except PeerLost:
                     continue  # the others go on; who decides whether they may is the launcher
 

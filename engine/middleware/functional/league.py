@@ -64,7 +64,7 @@ def fetch_job(bus: Bus, *, actor: str, player: str) -> Middleware:
         nonlocal fetched
         job = newest
         if not fetched:
-            job = bus.call("league_get_job", player=player, timeout=None)
+            job = bus.call("league_get_job", player=player, actor=actor, timeout=None)
         # What was broadcast before is of this actor's past, or of an actor whose place it took.
         while job is None or job.number <= fetched:
             job = bus.wait_for(event, timeout=None)
@@ -115,7 +115,8 @@ def send_result(bus: Bus, *, timeout: float = 60.0) -> Middleware:
     """Send how the match went to the league; waits while it is too far behind.  Reads: ctx.result."""
 
     def send_result(ctx: Any) -> None:
-        bus.push(RESULTS, ctx.result, timeout=timeout)
+        bus.meter.handed(ctx.result.games)
+        bus.push(RESULTS, ctx.result, timeout=timeout, amount=ctx.result.games)
 
     return send_result
 
@@ -132,7 +133,42 @@ def count_games() -> Middleware:
     return count_games
 
 
-def receive_results(bus: Bus, league: League, *, timeout: float = 60.0) -> Middleware:
+class Jobs:
+    """Gives the jobs of a league away, and counts by actor those that have no result yet, on the meter."""
+
+    def __init__(self, bus: Bus, league: League) -> None:
+        self._bus, self._league = bus, league
+        self._open: dict[str, set[int]] = {}
+        self._lost: set[int] = set()
+
+    def give_first(self, player: str, actor: str = "") -> Job:
+        """Return the first job of an actor; those that it has from before, under the same name, are lost."""
+        lost = self._open.pop(actor, set())
+        self._lost |= lost
+        self._count(actor, lost=len(lost))
+        return self.give(player, actor)
+
+    def give(self, player: str, actor: str) -> Job:
+        """Return the next job of an actor."""
+        job = self._league.get_job(player)
+        self._open.setdefault(actor, set()).add(job.number)
+        self._count(actor, given=1)
+        return job
+
+    def close(self, result: Result) -> None:
+        """Count a result.  One of a job that is lost came after all."""
+        number = result.job.number
+        late = number in self._lost
+        self._lost.discard(number)
+        self._open.setdefault(result.actor, set()).discard(number)
+        self._count(result.actor, counted=1, lost=-1 if late else 0)
+
+    def _count(self, actor: str, *, given: int = 0, counted: int = 0, lost: int = 0) -> None:
+        numbers = self._open.get(actor, ())
+        self._bus.meter.jobs(actor, given=given, counted=counted, lost=lost, open=len(numbers))
+
+
+def receive_results(bus: Bus, league: League, jobs: Jobs, *, timeout: float = 60.0) -> Middleware:
     """Wait for a result, and give the league all that have come.
 
     Raises `DeadlineExceeded`, which says who was expected, after `timeout` seconds without one.
@@ -141,25 +177,35 @@ def receive_results(bus: Bus, league: League, *, timeout: float = 60.0) -> Middl
     """
     bus.consume(RESULTS)
 
+    def take() -> tuple[Result, str]:
+        taken = bus.take(RESULTS, timeout=timeout, held=True)
+        result: Result = taken.value
+        bus.meter.took(taken.sender_id, taken.number, result.games)
+        taken.release()
+        return result, taken.sender_id
+
     def receive_results(ctx: Any) -> None:
-        ctx.results = [bus.take(RESULTS, timeout=timeout).value]
+        came = [take()]
         for _ in range(bus.waiting(RESULTS)):
-            ctx.results.append(bus.take(RESULTS, timeout=timeout).value)
-        for result in ctx.results:
+            came.append(take())
+        ctx.results = [result for result, _ in came]
+        for result, sender_id in came:
             league.put_result(result)
+            jobs.close(result)
             ctx.env_step += result.games
+            bus.meter.used(sender_id, result.games)
         games = sum(result.games for result in ctx.results)
         ctx.metrics["collect/return_mean"] = sum(one.mean * one.games for one in ctx.results) / games
 
     return receive_results
 
 
-def broadcast_jobs(bus: Bus, league: League) -> Middleware:
+def broadcast_jobs(bus: Bus, jobs: Jobs) -> Middleware:
     """Tell each actor that has finished a match its next one.  Reads: ctx.results."""
 
     def broadcast_jobs(ctx: Any) -> None:
         for result in ctx.results:
-            bus.emit(job_event(result.actor), league.get_job(result.job.player))
+            bus.emit(job_event(result.actor), jobs.give(result.job.player, result.actor))
 
     return broadcast_jobs
 
