@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from engine.cli import experiment
+from engine.cli.voice import Voice, speaking
 from engine.errors import UsageError
 from engine.recipes.target import is_script, resolve
 from engine.runs.folder import Run
 from engine.runs.progress import MODES
-from engine.runs.summary import summary
+from engine.runs.summary import ending, summary
 from engine.signals import Stop
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ Results go to stdout, everything else to stderr."""
     default="auto",
     show_default=True,
     envvar="ENGINE_PROGRESS",
-    help="How to show progress on stderr.",
+    help="How to show progress on stderr; with json every line of stdout is JSON too.",
 )
 @click.option("--dry-run", is_flag=True, help="Show processes, pipelines and configuration, start nothing.")
 def launch(
@@ -96,43 +97,46 @@ def launch(
             f"{target} is a script, and has no roles; launch a configuration or module:function, "
             "or call engine.launch.launch in the script"
         )
-    plan = make_plan(resolve(target, words), parse_counts(roles), on_loss, elastic=tcp is not None)
-    experiment.check(plan.target)
-    check_means(backend, tcp, progress)  # type: ignore[arg-type]
-    if dry_run:
-        _show(plan)
-        return 0
-    with Stop() as stop:
+    with speaking(progress) as voice, Stop() as stop:
+        plan = make_plan(resolve(target, words), parse_counts(roles), on_loss, elastic=tcp is not None)
+        experiment.check(plan.target)
+        check_means(backend, tcp, progress)  # type: ignore[arg-type]
+        if dry_run:
+            _show(plan, voice)
+            return 0
         with stop.held():
             run = create_run(plan, given=target, overrides=words, name=name, run_dir=run_dir)
 
         def ready(address: str) -> None:
             if tcp is not None:
-                click.echo(_invitation(address, run.path), err=True)
+                voice.tell(_invitation(address, run.path))
 
         try:
             stop.check()
-            click.echo(f"run folder: {run.path}", err=True)
+            voice.tell(f"run folder: {run.path}", folder=str(run.path))
             run = run_plan(plan, run, backend=backend, progress=progress, tcp=tcp, ready=ready)  # type: ignore[arg-type]
         except BaseException as error:
             with contextlib.suppress(UsageError):  # its folder is gone, which the error says
                 Run.open(run.path).end_with(error)  # unless the launcher has told how it ended
             raise
-    click.echo(summary(run))
+        voice.result(summary(run), "end", ending(run))
     return run.exit_code
 
 
-def _show(plan: Plan) -> None:
+def _show(plan: Plan, voice: Voice) -> None:
     """Print what would be started; each role is built in this process and closed again."""
     from engine.launch.preview import pipelines
 
     shown = pipelines(plan)
-    click.echo(f"{plan.text()}\n")
-    for seat in plan.seats:
-        click.echo(f"{seat.name:<14} engine worker --attach RUN --role {seat.role}")
-    for role, pipeline in shown.items():
-        click.echo(f"\n{role}:\n{pipeline}")
-    click.echo(f"\n{plan.target.yaml()}", nl=False)
+    started = {seat.name: f"engine worker --attach RUN --role {seat.role}" for seat in plan.seats}
+    parts = [
+        f"{plan.text()}\n",
+        *(f"{name:<14} {command}" for name, command in started.items()),
+        *(f"\n{role}:\n{pipeline}" for role, pipeline in shown.items()),
+        f"\n{plan.target.yaml()}".rstrip("\n"),
+    ]
+    row = {**plan.target.row(), "processes": started, "pipelines": shown}
+    voice.result("\n".join(parts), "plan", row)
 
 
 def _invitation(address: str, folder: Path) -> str:

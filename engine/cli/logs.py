@@ -12,15 +12,17 @@ import click
 
 from engine.errors import UsageError, did_you_mean
 from engine.runs.folder import Run
+from engine.runs.logs import LOG
 
 EXAMPLES = """\b
 Examples:
-  engine logs latest
+  engine logs latest                        (of many processes, or of one)
   engine logs latest --role collector
   engine logs latest --role learner -f      (and what comes, until the run is over)
   engine logs latest --json                 (one object a line, with tracebacks)"""
 
 _LOOK_SECONDS = 0.25
+MAIN = Path(LOG).stem
 
 
 @click.command(epilog=EXAMPLES)
@@ -34,6 +36,7 @@ def logs(run: str, role: str | None, follow: bool, as_json: bool) -> None:
     read: dict[Path, int] = {}
     state = found.state
     expected = _expected(found) if follow and state == "running" else set()
+    role = MAIN if role == "main" else role  # the one process of a run without roles
     if role is not None and role.rpartition("_")[0] not in expected and role not in _names(found) | expected:
         known = sorted(_names(found) | expected)
         raise UsageError(
@@ -43,6 +46,8 @@ def logs(run: str, role: str | None, follow: bool, as_json: bool) -> None:
         for seat, row in sorted(_new(found, role, read), key=lambda pair: str(pair[1].get("time"))):
             click.echo(json.dumps({"seat": seat, **row}) if as_json else _line(seat, row))
         if not follow or state != "running":
+            if not read:
+                click.echo(f"{found.path} has no logs: nothing was said in it", err=True)
             return
         state = Run.open(found.path).state  # looked at before the last reading
         time.sleep(_LOOK_SECONDS)
@@ -51,7 +56,7 @@ def logs(run: str, role: str | None, follow: bool, as_json: bool) -> None:
 def _files(run: Run) -> list[Path]:
     """The logs of the processes; the learner's own of the whole run is in them."""
     files = sorted((run.path / "logs").glob("*.jsonl"))
-    seats = [file for file in files if file.stem != "main-0"]
+    seats = [file for file in files if file.stem != MAIN]
     return seats or files
 
 
@@ -63,7 +68,7 @@ def _names(run: Run) -> set[str]:
 def _expected(run: Run) -> set[str]:
     """Of whom something may come while the run goes on; of roles, also of one process."""
     roles = run.info.get("roles")
-    return {"launcher", *roles} if roles else {"main-0"}
+    return {"launcher", *roles} if roles else {MAIN}
 
 
 def _new(run: Run, role: str | None, read: dict[Path, int]) -> Iterator[tuple[str, dict[str, Any]]]:

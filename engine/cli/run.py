@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import runpy
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ import click
 
 from engine import config as configs
 from engine.cli import experiment
-from engine.errors import UsageError
+from engine.cli.voice import Voice, speaking
+from engine.errors import ConfigError, UsageError
 from engine.recipes.target import Target, is_script, resolve
 from engine.runs.folder import Run
-from engine.runs.progress import MODES
-from engine.runs.script import handing_over
-from engine.runs.summary import summary
+from engine.runs.logs import LOG, record
+from engine.runs.progress import MODES, wishing
+from engine.runs.script import Handover, handing_over
+from engine.runs.summary import ending, summary
 from engine.signals import Stop, Terminated, exit_code
 
 EXAMPLES = """\b
@@ -57,7 +60,7 @@ stderr."""
     default="auto",
     show_default=True,
     envvar="ENGINE_PROGRESS",
-    help="How to show progress on stderr.",
+    help="How to show progress on stderr; with json every line of stdout is JSON too.",
 )
 @click.option("--dry-run", is_flag=True, help="Build everything, print the pipeline, train nothing.")
 @click.option("--print-config", is_flag=True, help="Print the resolved configuration and end.")
@@ -76,29 +79,34 @@ def run(
     words = list(overrides)
     words += [f"seed={seed}"] if seed is not None else []
     words += [f"device={device}"] if device is not None else []
-    with Stop() as stop:
+    with speaking(progress) as voice, Stop() as stop:
         if is_script(target):
             if dry_run or print_config:
                 option = "--dry-run" if dry_run else "--print-config"
                 raise UsageError(
                     f"{option} needs a configuration or module:function; a script can only be run"
                 )
-            return run_script(Path(target), words, stop, seed=seed or 0, name=name, run_dir=run_dir)
+            script = Path(target)
+            with wishing(progress):
+                return run_script(script, words, stop, voice, seed=seed or 0, name=name, run_dir=run_dir)
         resolved = resolve(target, words)
         if print_config:
-            click.echo(resolved.yaml(), nl=False)
+            voice.result(resolved.yaml().rstrip("\n"), "config", resolved.row())
             return 0
         experiment.check(resolved)
         if dry_run:
-            _show_plan(resolved)
+            _show_plan(resolved, voice)
             return 0
-        return train(resolved, words, stop, name=name, run_dir=run_dir, progress=progress, given=target)
+        return train(
+            resolved, words, stop, voice, name=name, run_dir=run_dir, progress=progress, given=target
+        )
 
 
 def train(
     target: Target,
     words: list[str],
     stop: Stop,
+    voice: Voice,
     *,
     progress: str,
     given: str,
@@ -119,9 +127,10 @@ def train(
         )
     with _described(run, stop):
         run.describe(config=target.yaml(), overrides=words)
-        click.echo(f"run folder: {run.path}", err=True)
-        experiment.train(target, run, progress=progress)
-    click.echo(summary(run))
+        voice.tell(f"run folder: {run.path}", folder=str(run.path))
+        with voice.kept_in(run.file(LOG)):
+            experiment.train(target, run, progress=progress)
+    voice.result(summary(run), "end", ending(run))
     return run.exit_code
 
 
@@ -137,11 +146,19 @@ def _described(run: Run, stop: Stop) -> Iterator[None]:
 
 
 def run_script(
-    script: Path, words: list[str], stop: Stop, *, seed: int, name: str | None, run_dir: str | None
+    script: Path,
+    words: list[str],
+    stop: Stop,
+    voice: Voice,
+    *,
+    seed: int,
+    name: str | None,
+    run_dir: str | None,
 ) -> int:
     """Run a Python file as ``python x.py`` would, with a run folder and overrides to ask for.
 
-    Once a signal has asked it to end, a further `Task.run` of the script raises what ends it.
+    Once a signal has asked it to end, a further `Task.run` of the script raises what ends it.  Overrides that
+    are refused leave no folder, unless the script has put something into it.
     """
     given = configs.override(configs.Settings(), words)
     with stop.held():
@@ -154,14 +171,32 @@ def run_script(
         run.write("config.yaml", configs.to_yaml(config, given))
         return config
 
+    handover = Handover(run, configure)
+    try:
+        number = _run_script(script, words, stop, voice, handover)
+    except BaseException as error:
+        refused = handover.refused and isinstance(error, ConfigError)
+        if not (refused and run.withdraw()):
+            record(run.path / LOG, _ended(run), level="error", error=error)
+        raise
+    if handover.refused and number:
+        run.withdraw()
+    return number
+
+
+def _run_script(script: Path, words: list[str], stop: Stop, voice: Voice, handover: Handover) -> int:
+    """Run the script with what is handed over; return the number that it left with."""
+    run = handover.run
     argv, path = sys.argv, list(sys.path)
     code: int | str | None = 0
     with _described(run, stop):
         run.describe(config="", overrides=words)
-        click.echo(f"run folder: {run.path}", err=True)
+        log = run.file(LOG)
+        record(log, f"{script}: process {os.getpid()} on {run.info['host']}")
         sys.argv, sys.path[0] = [str(script)], str(script.parent.resolve())
         try:
-            with handing_over(run, configure) as handover:
+            with voice.kept_in(log), handing_over(handover):
+                voice.tell(f"run folder: {run.path}", folder=str(run.path))
                 runpy.run_path(str(script), run_name="__main__")
         except Terminated:
             raise
@@ -170,7 +205,7 @@ def run_script(
         finally:
             sys.argv, sys.path[:] = argv, path
     if isinstance(code, str):
-        click.echo(code, err=True)
+        voice.tell(code)
     number = code if isinstance(code, int) else 0 if code is None else 1
     reason = f"the script left with {number}" if number else None
     if run.info["end"] is None:  # a recipe that ran in the folder may have said more already
@@ -178,19 +213,26 @@ def run_script(
             run.finish("interrupted", stop.reason)
         else:
             run.finish("failed" if number else "finished", reason)
+    record(log, _ended(run))
+    number = exit_code(stop.reason) if stop.asked else number
     if words and not handover.configured:
-        click.echo(
+        voice.tell(
             f"warning: {script} never asked for its overrides, so {' '.join(words)} changed nothing; "
-            "it reads them with engine.overrides(Config)",
-            err=True,
+            "it reads them with engine.overrides(Config)"
         )
-    return exit_code(stop.reason) if stop.asked else number
+    if voice.in_json:
+        voice.result("", "end", {**ending(run), "exit_code": number})
+    return number
 
 
-def _show_plan(target: Target) -> None:
+def _ended(run: Run) -> str:
+    """How a run ended, for its log."""
+    return ": ".join(str(part) for part in (run.info["state"], run.info["stop_reason"]) if part)
+
+
+def _show_plan(target: Target, voice: Voice) -> None:
     """Print what would run; the task is built and closed again, and nothing is written."""
     pipeline = experiment.picture(target, "text")
-    click.echo(target.yaml())
     about = experiment.spaces(target)
-    click.echo(f"{about}\n" if about else "", nl=bool(about))
-    click.echo(pipeline)
+    text = "\n".join([target.yaml(), *([f"{about}\n"] if about else []), pipeline])
+    voice.result(text, "plan", {**target.row(), "spaces": about, "pipeline": pipeline})

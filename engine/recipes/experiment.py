@@ -12,6 +12,8 @@ import inspect
 import logging
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,9 +36,9 @@ from engine.recipes.parts import make_evaluation_env
 from engine.runs import plots
 from engine.runs.diagram import draw
 from engine.runs.folder import Run
-from engine.runs.logs import logging_to
+from engine.runs.logs import LOG, logging_to, record
 from engine.runs.metrics import read_metrics
-from engine.runs.progress import Progress
+from engine.runs.progress import Progress, choose_mode
 from engine.runs.stations import describe
 from engine.runs.trackers import TensorBoard, Trackers
 from engine.runs.video import Video
@@ -61,9 +63,11 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
     """
     total = getattr(getattr(config, "stop", None), "env_step", None)
     title = f"{run.info['algo']} · {run.info['env']} · seed {run.info['seed']}"
+    logged = run.file(LOG)
     with (
-        logging_to(run.file("logs/main-0.jsonl")),
-        Progress(progress, total, title) as display,  # type: ignore[arg-type]
+        logging_to(logged, as_json=choose_mode(progress, sys.stderr) == "json"),
+        _recorded(run, title),
+        Progress(progress, total, title, keep=functools.partial(record, logged)) as display,  # type: ignore[arg-type]
         Stop() as stop,
         _told(run, stop),
     ):
@@ -173,6 +177,22 @@ def notes(task: Task) -> list[str]:
     """Return what a run's environments have to say once, before it starts."""
     envs = [resource for resource in task.owned if isinstance(resource, VectorEnv)]
     return list(dict.fromkeys(env.about_returns for env in envs if env.about_returns))
+
+
+@contextlib.contextmanager
+def _recorded(run: Run, title: str) -> Iterator[None]:
+    """Write into the run's log that it began, and how it ended."""
+    log_file = run.path / LOG
+    record(log_file, f"{title}: process {os.getpid()} on {socket.gethostname()}")
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        record(log_file, f"{run.info['state']}: {run.info['stop_reason']}")
+        raise
+    except BaseException as error:
+        record(log_file, f"{run.info['state']}: {run.info['stop_reason']}", level="error", error=error)
+        raise
+    record(log_file, f"{run.info['state']}: {run.info['stop_reason']}")
 
 
 @contextlib.contextmanager

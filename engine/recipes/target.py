@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine import config as configs
 from engine.config import Settings
 from engine.errors import ConfigError, EngineError, UsageError, did_you_mean
@@ -31,6 +33,10 @@ class Target:
     def algo(self) -> str:
         """The recipe's function name, like ``ppo``."""
         return str(getattr(self.recipe, "__name__", self.name.rpartition(":")[2]))
+
+    def row(self) -> dict[str, Any]:
+        """The resolved configuration as plain values."""
+        return {"recipe": self.name, "config": msgspec.to_builtins(self.config)}
 
     def yaml(self) -> str:
         """The resolved configuration, each line marked with where it came from."""

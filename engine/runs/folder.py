@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from engine.signals import REASONS, Terminated, exit_code
 STATES = ("running", "finished", "interrupted", "failed")
 _FREE_BYTES = 32 << 20
 _BLOCK, _ROOM = 4096, 1024
+_FIRST = {"run.json", "config.yaml", "overrides.txt", "source.diff", "packages.txt", "logs"}
 
 
 class Run:
@@ -54,6 +56,7 @@ class Run:
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
         self.info = info
+        self._made: _Made | None = None
 
     @classmethod
     def create(
@@ -74,6 +77,7 @@ class Run:
         a folder that is taken or cannot be written, EngineError for a full disk.
         """
         top = _root(root)
+        made = _Made.before(Path(run_dir) if run_dir is not None else top / _safe(env), top / "latest")
         with _explained(Path(run_dir) if run_dir is not None else top):
             if run_dir is not None:
                 path = Path(run_dir)
@@ -83,6 +87,7 @@ class Run:
                 path = _new_folder(
                     top / _safe(env), "-".join(_safe(part) for part in (algo, name) if part), seed
                 )
+                made.absent.insert(0, path)
             free = shutil.disk_usage(path).free
             if free < _FREE_BYTES:
                 raise EngineError(
@@ -118,6 +123,8 @@ class Run:
                     path.resolve().relative_to(top.resolve()).as_posix() if inside else str(path.resolve())
                 )
                 write_text(top / "latest", f"{shown}\n")
+                made.shown = f"{shown}\n"
+        run._made = made
         return run
 
     @classmethod
@@ -221,6 +228,19 @@ class Run:
         with contextlib.suppress(FolderError):  # nothing can be told in a folder that is gone
             self.finish(state, reason)
 
+    def withdraw(self) -> bool:
+        """Remove the folder, and all that `create` made for it, as if it had never been.
+
+        Returns False, and leaves it, if it was not made by `create` in this process, or holds more than that
+        and `describe` wrote, and a log.
+        """
+        if self._made is None or {path.name for path in self.path.iterdir()} - _FIRST:
+            return False
+        for path in self.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._made.undo()
+        return True
+
     def describe(self, *, config: str, overrides: Sequence[str] = (), pipeline: str | None = None) -> None:
         """Write the resolved configuration (YAML), the overriding words, and the graph (Mermaid)."""
         self.write("config.yaml", config)
@@ -249,6 +269,35 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.state})"
+
+
+@dataclass
+class _Made:
+    """What was there before a run's folder was made."""
+
+    absent: list[Path]
+    """Folders that did not exist, the innermost first."""
+    pointer: Path
+    pointed: str | None
+    """The content of `pointer`."""
+    shown: str | None = None
+    """What the run has written into it."""
+
+    @classmethod
+    def before(cls, folder: Path, pointer: Path) -> _Made:
+        absent = [path for path in (folder, *folder.parents) if not path.exists()]
+        return cls(absent, pointer, pointer.read_text(encoding="utf-8") if pointer.is_file() else None)
+
+    def undo(self) -> None:
+        """Remove the folders that were made, as far as they are empty, and point to the run before."""
+        if self.shown is not None and self.pointer.read_text(encoding="utf-8") == self.shown:
+            if self.pointed is None:
+                self.pointer.unlink()
+            else:
+                write_text(self.pointer, self.pointed)
+        for path in self.absent:
+            with contextlib.suppress(OSError):  # another run has come into it
+                path.rmdir()
 
 
 def find_runs(root: str | Path | None = None) -> list[Run]:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+LOG = "logs/main-0.jsonl"
+"""The log of a run in one process, in its folder."""
+
 
 class JsonFormatter(logging.Formatter):
     """One object a record: time, level, logger, message, and the traceback where there is one."""
@@ -47,9 +50,15 @@ class _File(logging.FileHandler):
 class _Stderr(logging.Handler):
     """Print to whatever stderr is at that moment: a live panel replaces it for a while."""
 
+    def __init__(self, level: int, *, as_json: bool) -> None:
+        super().__init__(level)
+        self._as_json = as_json
+
     def emit(self, record: logging.LogRecord) -> None:
+        level, text = record.levelname.lower(), record.getMessage()
+        line = json.dumps({"event": "log", "level": level, "text": text})
         try:
-            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+            print(line if self._as_json else f"{level}: {text}", file=sys.stderr)
         except (OSError, ValueError):  # stderr is gone; the file still has it
             self.handleError(record)
 
@@ -57,9 +66,21 @@ class _Stderr(logging.Handler):
         """A lost line on a terminal that is gone is no news."""
 
 
+def record(path: Path, message: str, *, level: str = "info", error: BaseException | None = None) -> None:
+    """Append one record to a log; what cannot be written is not, as whatever is logged goes on."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    row = {"time": now, "level": level, "logger": "engine", "message": message}
+    if error is not None:
+        row["traceback"] = "".join(traceback.format_exception(error))
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 @contextmanager
-def logging_to(path: Path) -> Iterator[None]:
+def logging_to(path: Path, *, as_json: bool = False) -> Iterator[None]:
     """Write records of level info and above to `path`, and warnings to stderr, until the block ends.
+
+    `as_json` has the warnings be JSON lines too.
 
     Handlers that a program set up itself stay, and then the warnings are theirs to show.
     """
@@ -67,7 +88,9 @@ def logging_to(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = _File(path, encoding="utf-8")
     file.setFormatter(JsonFormatter())
-    handlers: list[logging.Handler] = [file] if root.handlers else [file, _Stderr(logging.WARNING)]
+    handlers: list[logging.Handler] = (
+        [file] if root.handlers else [file, _Stderr(logging.WARNING, as_json=as_json)]
+    )
     before = engine.level
     engine.setLevel(logging.INFO)
     for handler in handlers:

@@ -7,7 +7,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol, TextIO
@@ -68,7 +70,8 @@ class Progress:
     """Show how far a run is. `update` may be called every iteration: it draws only when it is time to.
 
     `total` is the env step at which the stop condition ends the run (None: nobody knows), `start` the one it
-    begins at. A stderr that goes away switches the display off and never stops the run.
+    begins at. A stderr that goes away switches the display off and never stops the run. `keep` gets what is
+    said and how each evaluation went, to write into a log.
     """
 
     def __init__(
@@ -78,9 +81,11 @@ class Progress:
         title: str = "",
         *,
         start: int = 0,
+        keep: Callable[[str], None] | None = None,
         clock: Clock = time.monotonic,
         file: TextIO | None = None,
     ) -> None:
+        self._keep = keep
         self.mode = choose_mode(mode, file or sys.stderr)
         now = clock()
         self._clock = clock
@@ -125,6 +130,8 @@ class Progress:
             self._metrics.update(metrics)
             if "eval/return_mean" in metrics:
                 self._note_best(metrics["eval/return_mean"], metrics.get("eval/cut", 0))
+                if self._keep is not None:
+                    self._keep(f"{env_step:,} env steps: eval {short(metrics['eval/return_mean'])}")
         if timings is not None:
             self._now.timings = timings
         if stations is not None:
@@ -148,6 +155,8 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Say something that stays: above the panel, or as a line."""
+        if self._keep is not None:
+            self._keep(text)
         self._guard(lambda display: display.message(text))
 
     def snapshot(self) -> Snapshot:
@@ -222,8 +231,25 @@ class Progress:
         self.close()
 
 
+_wished: ContextVar[str] = ContextVar("wished", default="auto")
+
+
+@contextmanager
+def wishing(mode: str) -> Iterator[None]:
+    """Let ``auto`` mean `mode` until the block ends, for a script that leaves it open."""
+    token = _wished.set(mode)
+    try:
+        yield
+    finally:
+        _wished.reset(token)
+
+
 def choose_mode(mode: str, file: TextIO) -> Mode:
-    """Turn ``auto`` into ``rich`` on a terminal, else ``plain``; raises UsageError for an unknown mode."""
+    """Turn ``auto`` into what was wished for, else ``rich`` on a terminal and ``plain`` anywhere else.
+
+    Raises UsageError for an unknown mode.
+    """
+    mode = _wished.get() if mode == "auto" else mode
     if mode not in MODES:
         raise UsageError(
             f"no progress mode {mode!r}; it is one of {', '.join(MODES)}{did_you_mean(mode, MODES)}"

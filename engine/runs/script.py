@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from engine.errors import ConfigError
 from engine.runs.folder import Run
 from engine.signals import Terminated, last_heeded
 
@@ -34,18 +35,19 @@ class Handover:
     """Builds a configuration Struct from the command line; raises ConfigError for words that do not fit."""
     configured: bool = False
     """Whether the script asked for its overrides."""
+    refused: bool = False
+    """Whether they did not fit."""
 
 
 _handover: ContextVar[Handover | None] = ContextVar("handover", default=None)
 
 
 @contextmanager
-def handing_over(run: Run, configure: Callable[[type[Any]], Any]) -> Iterator[Handover]:
-    """Let `run_folder` and `overrides` answer with these until the block ends."""
-    handover = Handover(run, configure)
+def handing_over(handover: Handover) -> Iterator[None]:
+    """Let `run_folder` and `overrides` answer with what is handed over until the block ends."""
     token = _handover.set(handover)
     try:
-        yield handover
+        yield
     finally:
         _handover.reset(token)
 
@@ -89,4 +91,8 @@ def overrides(config: type[S]) -> S:
     if handover is None:
         return config()
     handover.configured = True
-    return cast(S, handover.configure(config))
+    try:
+        return cast(S, handover.configure(config))
+    except ConfigError:
+        handover.refused = True
+        raise

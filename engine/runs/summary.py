@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from engine.runs.folder import Run
 from engine.signals import REASONS, name_of, number_of
@@ -40,6 +41,20 @@ def summary(run: Run) -> str:
     lines.append(f"  {command} plot {run.path}")
     lines.append(f"  {command.removesuffix('engine')}tensorboard --logdir {run.path / 'tb'}")
     return "\n".join(lines)
+
+
+def ending(run: Run) -> dict[str, Any]:
+    """Return what `summary` tells, for programs: how the run ended, its result, and its files."""
+    return {
+        "run": str(run.path),
+        "state": run.state,
+        "stop_reason": run.info.get("stop_reason"),
+        "exit_code": run.exit_code,
+        "result": run.result,
+        "policies": [str(path) for path in sorted(run.path.glob("policies/*"))],
+        "plots": [str(path) for path in sorted(run.path.glob("plots/*.png"))],
+        "videos": [str(path) for path in sorted(run.path.glob("videos/*.mp4"))],
+    }
 
 
 def command_name() -> str:

@@ -63,11 +63,34 @@ def test_a_run_leaves_a_folder_that_describes_it(inside: Path) -> None:
     assert "num_steps: 32" in (run.path / "config.yaml").read_text()
 
 
-def test_results_go_to_stdout_and_progress_to_stderr(inside: Path) -> None:
-    assert "return" in (inside / "stdout").read_text()
-    lines = (inside / "stderr").read_text().splitlines()
-    rows = [json.loads(line) for line in lines if line.startswith("{")]
+def test_in_json_every_line_of_both_streams_is_an_object(inside: Path) -> None:
+    (end,) = [json.loads(line) for line in (inside / "stdout").read_text().splitlines()]
+    run = Run.open("latest")
+    assert (end["event"], end["state"], end["exit_code"], end["run"]) == ("end", "finished", 0, str(run.path))
+    assert end["result"] == run.result
+    assert [Path(path).name for path in end["policies"]] == ["best", "last"]
+    rows = [json.loads(line) for line in (inside / "stderr").read_text().splitlines()]
+    assert rows[0] == {"event": "message", "text": f"run folder: {run.path}", "folder": str(run.path)}
+    assert {row["event"] for row in rows} == {"message", "progress"}
     assert rows[-1]["env_step"] >= 512
+
+
+def test_the_log_of_a_run_in_one_process_is_shown(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["logs", "latest"]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.partition(" | ")[2] for line in shown.splitlines()]
+    assert lines[0].startswith(f"ppo · CartPole-v1 · seed 3: process {os.getpid()} on ")
+    assert lines[-1] == "finished: 512 env steps are done"
+    assert any("torch threads: 1" in line for line in lines)
+    evaluations = [row for row in Run.open("latest").metrics().rows if "eval/return_mean" in row]
+    assert sum("env steps: eval " in line for line in lines) == len(evaluations) > 1
+    for role in ("main", "main-0"):
+        assert call(["logs", "latest", "--role", role]) == 0
+        assert capsys.readouterr().out == shown
+    assert call(["logs", "latest", "--role", "collector"]) == 2
+    assert "there are main-0" in capsys.readouterr().err
+    assert call(["logs", "latest", "--json"]) == 0
+    assert [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()] == lines
 
 
 def test_the_folders_config_runs_again(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,11 +292,150 @@ def test_a_script_gets_its_folder_and_overrides(elsewhere: Path, capsys: pytest.
     assert Run.open("one").state == "finished"
     assert call(["run", "x.py", "powr=3", "--run-dir", "two"]) == 3
     assert "did you mean 'power'?" in capsys.readouterr().err
-    assert Run.open("two").state == "failed"
+    assert not Path("two").exists(), "a refused override leaves no folder"
     assert call(["run", "x.py", "power=14", "--run-dir", "three"]) == 4
     with pytest.raises(RuntimeError, match="unlucky"):
         call(["run", "x.py", "power=13", "--run-dir", "four"])
     assert Run.open("four").info["stop_reason"] == "RuntimeError: unlucky"
+    capsys.readouterr()
+    assert call(["logs", "four"]) == 0
+    assert "failed: RuntimeError: unlucky" in (shown := capsys.readouterr().out)
+    assert 'raise RuntimeError("unlucky")' in shown, "its traceback"
+
+
+FIRST = """
+import engine, msgspec
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    power: int = 1
+    caught: bool = False
+
+run = engine.run_folder()
+{before}
+try:
+    engine.overrides(Config)
+except engine.EngineError:
+    {after}
+"""
+
+
+@pytest.mark.parametrize(("after", "code"), [("raise", 3), ("raise SystemExit(5)", 5)])
+@pytest.mark.parametrize("words", [[], ["--run-dir", "a/b"]])
+def test_refused_overrides_of_a_script_leave_nothing_behind(
+    after: str, code: int, words: list[str], elsewhere: Path
+) -> None:
+    Path("x.py").write_text(FIRST.format(before="", after=after))
+    assert call(["run", "x.py", "power=a", *words]) == code
+    assert [path.name for path in elsewhere.iterdir()] == ["x.py"]
+    assert call(["run", "x.py", "power=2"]) == 0
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    assert call(["run", "x.py", "power=a", *words]) == code
+    assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
+    assert not Path("a").exists()
+    Path("mine").mkdir()
+    assert call(["run", "x.py", "power=a", "--run-dir", "mine"]) == code
+    assert list(Path("mine").iterdir()) == [], "the folder was there before"
+
+
+def test_what_a_script_has_stored_before_its_overrides_are_refused_is_kept(elsewhere: Path) -> None:
+    Path("x.py").write_text(FIRST.format(before="run.write('answer.txt', '42')", after="raise"))
+    assert call(["run", "x.py", "power=a", "--run-dir", "one"]) == 3
+    assert (Path("one/answer.txt").read_text(), Run.open("one").state) == ("42", "failed")
+    Path("y.py").write_text(FIRST.format(before="", after="pass"))
+    assert call(["run", "y.py", "power=a", "--run-dir", "two"]) == 0
+    assert Run.open("two").state == "finished", "it went on without them"
+
+
+PRINTS = """
+import os, sys
+import engine
+from engine.runs.progress import Progress
+print("first"); print("a line", "in parts", end=""); print()
+print("{not json")
+os.write(1, b"from below\\n")
+os.system("echo from a child")
+with Progress("auto", 10) as progress:
+    progress.update(10)
+sys.stdout.write("without an end")
+sys.exit(4)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_in_json_what_a_script_prints_is_wrapped_and_its_progress_is_json_too(elsewhere: Path) -> None:
+    Path("x.py").write_text(PRINTS)
+    words = [sys.executable, "-m", "engine", "run", "x.py", "--progress", "json", "--run-dir", "one"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 4, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    said = ["first", "a line in parts", "{not json", "without an end"]
+    assert [row["text"] for row in rows if row["event"] == "output"] == said
+    assert [(row["state"], row["exit_code"]) for row in rows if row["event"] == "end"] == [("failed", 4)]
+    assert len(rows) == len(said) + 1
+    err = done.stderr.splitlines()
+    assert "from below" in err
+    assert "from a child" in err
+    events = [json.loads(line)["event"] for line in err if line.startswith("{")]
+    assert events.count("progress") >= 1, "--progress holds for what the script trains"
+    kept = [json.loads(line) for line in Path("one/logs/main-0.jsonl").read_text().splitlines()]
+    assert [row["message"] for row in kept if row["level"] == "output"] == said
+
+
+NOISY = """
+from gymnasium.envs.classic_control import CartPoleEnv
+class Noisy(CartPoleEnv):
+    def reset(self, **more):
+        print("hello from an environment")
+        return super().reset(**more)
+"""
+
+
+def test_in_json_what_an_environment_prints_is_wrapped(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("noisy.py").write_text(NOISY)
+    words = [
+        *SHORT,
+        "env.id=noisy:Noisy",
+        "evaluate.max_steps=20",
+        "evaluate.final_episodes=0",
+        "evaluate.video=0",
+    ]
+    assert call(["run", "ppo/cartpole", *words, "stop.env_step=128", "--progress", "json"]) == 0
+    out, err = ([json.loads(line) for line in text.splitlines()] for text in capsys.readouterr())
+    assert {row["text"] for row in out if row["event"] == "output"} == {"hello from an environment"}
+    assert [row["event"] for row in out].count("end") == 1
+    assert {row["event"] for row in err} == {"message", "progress"}
+    assert call(["logs", "latest"]) == 0
+    assert "main-0      | hello from an environment" in capsys.readouterr().out
+
+
+def test_in_json_plans_and_errors_are_objects_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "ppo/cartpole", "--dry-run", "--progress", "json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["event"], row["config"]["env"]["id"]) == ("plan", "CartPole-v1")
+    assert "collector" in row["pipeline"]
+    assert call(["run", "ppo/cartpole", "policy.clip=-1", "--progress", "json"]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    row = json.loads(shown.err)
+    assert row["event"] == "error"
+    assert "must be a number > 0.0" in row["text"]
+
+
+def test_the_resolved_configuration_is_an_object_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "dqn/cartpole", "seed=4", "--print-config", "--progress", "json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["event"], row["recipe"], row["config"]["seed"]) == ("config", "engine.recipes.dqn:dqn", 4)
+    words = ["launch", "impala/cartpole", "--role", "collector=2", "--dry-run", "--progress", "json"]
+    assert call(words) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert list(row["processes"]) == ["collector_0", "collector_1", "learner_0"]
+    assert "follow_model" in row["pipelines"]["collector"]
+    assert call([*words, "exchange.lockstp=true"]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert json.loads(shown.err)["event"] == "error"
 
 
 def test_the_same_script_runs_under_plain_python(elsewhere: Path) -> None:

@@ -208,3 +208,32 @@ def test_described_files_and_metrics_read_back() -> None:
     assert run.metrics().series("a") == ([8.0], [1.0])
     leftovers = [path for path in run.path.rglob("*") if path.name.startswith(".")]
     assert leftovers == []
+
+
+def test_a_folder_that_is_withdrawn_leaves_nothing_but_what_was_there_before() -> None:
+    run = create()
+    run.describe(config="a: 1", overrides=["a=1"])
+    run.file("logs/main-0.jsonl").touch()
+    assert run.withdraw()
+    assert list(Path().iterdir()) == []
+    first = create()
+    second = create(env="Acrobot-v1")
+    assert second.withdraw()
+    assert not second.path.parent.exists()
+    assert Run.open("latest").path.name == first.path.name, "the newest is the one before again"
+
+
+def test_a_folder_is_not_withdrawn_from_those_who_use_it() -> None:
+    kept = create()
+    kept.write("mine.txt", "42")
+    assert not kept.withdraw()
+    assert (kept.path / "mine.txt").read_text() == "42"
+    other = create()
+    newest = create()
+    assert not Run.open(other.path).withdraw(), "it was not made here"
+    assert other.withdraw()
+    assert not other.path.exists()
+    assert Run.open("latest").path.name == newest.path.name, "a run that began meanwhile stays the newest"
+    Path("there").mkdir()
+    assert create(run_dir="there").withdraw()
+    assert list(Path("there").iterdir()) == []

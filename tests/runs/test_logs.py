@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runs.logs import logging_to
+from engine.runs.logs import logging_to, record
 
 
 def test_records_are_json_lines_with_their_traceback(tmp_path: Path) -> None:
@@ -37,3 +37,24 @@ def test_warnings_are_still_seen_where_nobody_set_up_logging(
         logging.getLogger("engine").info("quiet")
     assert capsys.readouterr().err == "warning: careful\n"
     assert logging.getLogger().handlers == []
+
+
+def test_warnings_are_json_lines_where_all_else_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with logging_to(tmp_path / "x.jsonl", as_json=True):
+        logging.getLogger("mine").warning("care%s", "ful")
+    row = json.loads(capsys.readouterr().err)
+    assert row == {"event": "log", "level": "warning", "text": "careful"}
+
+
+def test_a_record_is_appended_and_one_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    record(path, "first")
+    record(path, "second", level="error", error=ValueError("broken"))
+    record(tmp_path / "gone" / "log.jsonl", "third")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["level"], row["message"]) for row in rows] == [("info", "first"), ("error", "second")]
+    assert "ValueError: broken" in rows[1]["traceback"]
+    assert not (tmp_path / "gone").exists(), "a folder that was deleted stays so"

@@ -17,7 +17,7 @@ import pytest
 
 from engine.errors import UsageError
 from engine.executor import StationTime
-from engine.runs.progress import Progress, short
+from engine.runs.progress import Progress, choose_mode, short, wishing
 from engine.runs.throughput import Throughput, duration
 
 
@@ -323,3 +323,21 @@ def test_the_nearer_of_two_ends_is_the_time_to_go() -> None:
     assert progress.snapshot().remaining == pytest.approx(50 - run.clock.now)
     progress.end_in(10_000)
     assert progress.snapshot().remaining == pytest.approx(progress._throughput.remaining(run.total))
+
+
+def test_a_script_can_be_told_how_to_show_progress_where_it_leaves_that_open() -> None:
+    with wishing("json"):
+        assert choose_mode("auto", io.StringIO()) == "json"
+        assert choose_mode("plain", io.StringIO()) == "plain"
+        with wishing("auto"):
+            assert choose_mode("auto", io.StringIO()) == "plain"
+    assert choose_mode("auto", io.StringIO()) == "plain"
+
+
+def test_what_is_said_and_evaluated_is_kept_too() -> None:
+    kept: list[str] = []
+    progress = Progress("off", 1000, keep=kept.append)
+    progress.message("hello")
+    progress.update(100, {"collect/return_mean": 1.0})
+    progress.update(200, {"eval/return_mean": 475.25})
+    assert kept == ["hello", "200 env steps: eval 475.2"]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from engine.runs.folder import Run
-from engine.runs.script import handing_over, overrides, run_folder
+from engine.runs.script import Handover, handing_over, overrides, run_folder
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +30,8 @@ def test_under_plain_python_the_folder_is_fresh_and_the_config_default(
 
 def test_what_the_command_left_is_handed_over_for_its_time_only(tmp_path: Path) -> None:
     run = Run.create(env="e", algo="a", seed=5, run_dir=tmp_path / "run")
-    with handing_over(run, lambda config: config(seed=5)) as handover:
+    handover = Handover(run, lambda config: config(seed=5))
+    with handing_over(handover):
         assert not handover.configured
         assert run_folder() is run
         assert overrides(Settings).seed == 5

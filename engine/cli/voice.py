@@ -1,0 +1,89 @@
+"""What a command says while it trains: words for people, or one JSON object a line."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from engine.errors import EngineError
+from engine.runs.logs import record
+from engine.runs.output import Lines, own_stdout, telling
+
+
+def debugging() -> bool:
+    """Whether errors of engine are to be raised, as ``ENGINE_DEBUG=1`` asks."""
+    return os.environ.get("ENGINE_DEBUG", "") not in ("", "0")
+
+
+class Voice:
+    """Results go to stdout, all else to stderr; in JSON every line of both is an object with an ``event``."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+        self._keep: Callable[[str], None] | None = None
+
+    @property
+    def in_json(self) -> bool:
+        """Whether it speaks JSON."""
+        return self._out is not None
+
+    def tell(self, text: str, *, event: str = "message", **fields: Any) -> None:
+        """Say something beside the results."""
+        click.echo(json.dumps({"event": event, "text": text, **fields}) if self.in_json else text, err=True)
+
+    def result(self, text: str, event: str, row: Mapping[str, Any]) -> None:
+        """Say a result: the text, or in JSON the row."""
+        if self._out is None:
+            click.echo(text)
+        else:
+            self._write({"event": event, **row})
+
+    @contextmanager
+    def kept_in(self, log: Path) -> Iterator[None]:
+        """Write what the program prints into a log, until the block ends."""
+        self._keep = functools.partial(record, log, level="output")
+        try:
+            yield
+        finally:
+            if isinstance(sys.stdout, Lines):
+                sys.stdout.end()
+            self._keep = None
+
+    def heard(self, line: str) -> None:
+        """Take a line that the program printed on stdout."""
+        if self._keep is not None:
+            self._keep(line)
+        if self.in_json:
+            self._write({"event": "output", "text": line})
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        assert self._out is not None
+        self._out.write(msgspec.json.encode(row, enc_hook=str).decode() + "\n")  # NaN becomes null
+        self._out.flush()
+
+
+@contextmanager
+def speaking(progress: str) -> Iterator[Voice]:
+    """Yield the voice of a command whose ``--progress`` is this; until the block ends it hears all prints.
+
+    In JSON it also tells the error that ends the block, and the command leaves with its exit code.
+    """
+    with ExitStack() as stack:
+        voice = Voice(stack.enter_context(own_stdout()) if progress == "json" else None)
+        stack.enter_context(telling(voice.heard, through=not voice.in_json))
+        try:
+            yield voice
+        except EngineError as error:
+            if not voice.in_json or debugging():
+                raise
+            voice.tell(str(error), event="error", notes=list(getattr(error, "__notes__", ())))
+            raise click.exceptions.Exit(error.exit_code) from error
