@@ -351,7 +351,8 @@ class Overlapped(Executor):
         station = self._asking()
         if station is None:
             return self._slot, 0, -1
-        return self._slot, -1 - station.index, -1 if station.iteration is None else station.iteration.entry
+        iteration = station.iteration  # once: a thread that outlives its slot may ask while it goes
+        return self._slot, -1 - station.index, -1 if iteration is None else iteration.entry
 
     def station(self) -> tuple[str, Origin] | None:
         """Return the station that asks; its second half runs when the slot is over, as if in the next."""
