@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import click
 import msgspec
 
 from engine.errors import EngineError
-from engine.runs.logs import record
+from engine.runs.logs import recording
 from engine.runs.output import Lines, own_stdout, telling
 
 
@@ -50,13 +49,13 @@ class Voice:
     @contextmanager
     def kept_in(self, log: Path) -> Iterator[None]:
         """Write what the program prints into a log, until the block ends."""
-        self._keep = functools.partial(record, log, level="output")
-        try:
-            yield
-        finally:
-            if isinstance(sys.stdout, Lines):
-                sys.stdout.end()
-            self._keep = None
+        with recording(log, level="output") as self._keep:
+            try:
+                yield
+            finally:
+                if isinstance(sys.stdout, Lines):
+                    sys.stdout.end()
+                self._keep = None
 
     def heard(self, line: str) -> None:
         """Take a line that the program printed on stdout."""

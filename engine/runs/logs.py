@@ -7,10 +7,11 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 LOG = "logs/main-0.jsonl"
 """The log of a run in one process, in its folder."""
@@ -68,12 +69,42 @@ class _Stderr(logging.Handler):
 
 def record(path: Path, message: str, *, level: str = "info", error: BaseException | None = None) -> None:
     """Append one record to a log; what cannot be written is not, as whatever is logged goes on."""
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(_row(message, level, error))
+
+
+@contextmanager
+def recording(path: Path, *, level: str = "info") -> Iterator[Callable[[str], None]]:
+    """Yield what appends a record as `record` does, for many of them."""
+    with contextlib.ExitStack() as stack:
+        file: TextIO | None = None
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(_closing(path.open("a", encoding="utf-8", buffering=1)))
+
+        def append(message: str) -> None:
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.write(_row(message, level, None))
+
+        yield append
+
+
+@contextmanager
+def _closing(file: TextIO) -> Iterator[TextIO]:
+    """Close a file, whatever of it can be written."""
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+def _row(message: str, level: str, error: BaseException | None) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     row = {"time": now, "level": level, "logger": "engine", "message": message}
     if error is not None:
         row["traceback"] = "".join(traceback.format_exception(error))
-    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    return json.dumps(row) + "\n"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -79,5 +80,6 @@ def own_stdout() -> Iterator[TextIO]:
             yield own
     finally:
         stream.flush()
+        ctypes.CDLL(None).fflush(None)  # what C code has printed and not written yet
         os.dup2(kept, number)
         os.close(kept)

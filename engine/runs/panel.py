@@ -20,6 +20,7 @@ from engine.runs.throughput import duration
 
 _WIDEST = 100
 _MOST_ROWS = 6
+_STALENESS = ("train/staleness_mean", "train/staleness_max")  # always 0 in order
 
 
 class Panel:
@@ -130,7 +131,7 @@ def _scalars(snapshot: Snapshot) -> Table:
     scalars = [
         (name.partition("/")[2], value)
         for name, value in snapshot.metrics.items()
-        if name.startswith("train/")
+        if name.startswith("train/") and name != "train/version" and not (name in _STALENESS and value == 0)
     ]
     scalars.sort(key=lambda item: not item[0].startswith("loss"))
     rows = [(name.replace("_", " "), short(value)) for name, value in scalars[:_MOST_ROWS]]

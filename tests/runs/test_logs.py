@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
-from engine.runs.logs import logging_to, record
+from engine.runs.logs import logging_to, record, recording
 
 
 def test_records_are_json_lines_with_their_traceback(tmp_path: Path) -> None:
@@ -58,3 +59,16 @@ def test_a_record_is_appended_and_one_that_cannot_be_written_is_no_error(tmp_pat
     assert [(row["level"], row["message"]) for row in rows] == [("info", "first"), ("error", "second")]
     assert "ValueError: broken" in rows[1]["traceback"]
     assert not (tmp_path / "gone").exists(), "a folder that was deleted stays so"
+
+
+def test_many_records_are_appended_as_they_come_also_where_the_folder_goes_away(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "log.jsonl"
+    path.parent.mkdir()
+    with recording(path, level="output") as append:
+        append("one")
+        assert json.loads(path.read_text())["message"] == "one"
+        shutil.rmtree(path.parent)
+        append("two")
+    with recording(path) as append:
+        append("three")
+    assert not path.parent.exists()

@@ -61,13 +61,14 @@ def test_it_answers_as_the_stream_does() -> None:
 
 
 CODE = r"""
-import os, sys
+import ctypes, os, sys
 from engine.runs.output import own_stdout
 print("before")
 with own_stdout() as own:
     own.write("mine\n"); own.flush()
     os.write(1, b"below\n")
     os.system("echo child")
+    ctypes.CDLL(None).printf(b"late\n")
 print("after", flush=True)
 os.write(1, b"below after\n")
 """
@@ -77,7 +78,7 @@ def test_only_the_holder_writes_to_its_own_stdout() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=env, timeout=60)
     assert done.stdout.splitlines() == ["before", "mine", "after", "below after"]
-    assert done.stderr.splitlines() == ["below", "child"]
+    assert done.stderr.splitlines() == ["below", "child", "late"]
 
 
 def test_where_stdout_is_no_file_it_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

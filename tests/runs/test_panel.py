@@ -62,6 +62,17 @@ def test_the_bar_is_of_env_steps_else_of_time_else_it_says_that_the_end_is_not_k
     assert "left" in "".join(shown(Snapshot("ppo", 25, limit=60.0, time_left=15.0, remaining=15.0)))
 
 
+def test_staleness_is_shown_if_there_is_any_and_versions_never() -> None:
+    metrics = {"train/staleness_mean": 0.0, "train/staleness_max": 0.0, "train/version": 7.0, "train/kl": 0.0}
+    rows = [row.split("  ")[0] for row in shown(Snapshot("ppo", metrics=metrics), 60)]
+    assert [row for row in rows if row in ("staleness mean", "staleness max", "version", "kl")] == ["kl"]
+    rows = [
+        row.split("  ")[0]
+        for row in shown(Snapshot("ppo", metrics={**metrics, "train/staleness_max": 1.0}), 60)
+    ]
+    assert "staleness max" in rows
+
+
 def test_a_station_draws_the_panel_and_the_main_thread_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the file for a terminal
     monkeypatch.setenv("TERM", "xterm-256color")
