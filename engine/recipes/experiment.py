@@ -114,8 +114,8 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             display.settle()
             # Now, as closing lets go of what an interrupt left in flight, and counts its env steps.
             result = {"env_step": ctx.get("env_step"), "train_iter": ctx.get("train_iter")}
-        stopped = stopped or stop.reason
         try:
+            stopped = stopped or stop.reason
             if judged and stopped is None and _hopeless(recorder, limit):
                 # Nothing that takes seconds follows, so that a run keeps to its time.
                 why = str(limit) if limit.passed() else task.finish_reason

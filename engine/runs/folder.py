@@ -187,11 +187,21 @@ class Run:
 
     def check(self) -> None:
         """Raise FolderError if the folder is gone: deleted or moved while the run goes on."""
-        if not (self.path / "run.json").exists():
+        try:
+            os.stat(self.path / "run.json")
+        except FileNotFoundError:
+            how, here = "was deleted or moved while the run was going", _working_directory()
+            if not self.path.is_absolute() and here not in (None, self.info.get("directory")):
+                how = f"is not in {here}, to which this program changed while the run was going"
             raise FolderError(
-                f"the run's folder {self.path} was deleted or moved while the run was going, so that nothing "
-                "can be saved any more"
-            )
+                f"the run's folder {self.path} {how}, so that nothing can be saved any more"
+            ) from None
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise FolderError(
+                f"the run's folder {self.path} cannot be reached any more: {reason}; what was saved until "
+                "then is kept"
+            ) from None
 
     @contextmanager
     def storing(self) -> Iterator[None]:
@@ -360,6 +370,14 @@ def _new_folder(parent: Path, prefix: str, seed: int) -> Path:
             return path
         except FileExistsError:
             continue
+
+
+def _working_directory() -> str | None:
+    """Where this process is; None if that was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _safe(text: str) -> str:

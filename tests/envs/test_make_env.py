@@ -132,6 +132,34 @@ def test_native_without_a_native_class_is_an_error():
         make_env("CartPole-v1", vectorization="native", wrappers=["TimeLimit"])
 
 
+def limited(env):
+    return TimeLimit(env, 5)
+
+
+LIMIT = {"wrapper": "TimeLimit", "max_episode_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "more", "expected"),
+    [
+        ("CartPole-v1", {}, True),
+        ("CartPole-v1", {"vectorization": "native"}, True),
+        ("CartPole-v1", {"vectorization": "process"}, True),
+        ("CliffWalking-v1", {}, False),
+        ("CliffWalking-v1", {"vectorization": "process"}, False),
+        ("CliffWalking-v1", {"kwargs": {"max_episode_steps": 9}}, True),
+        ("CliffWalking-v1", {"wrappers": [LIMIT]}, True),
+        ("CliffWalking-v1", {"wrappers": [LIMIT], "vectorization": "process"}, True),
+        ("CliffWalking-v1", {"wrappers": [limited, "FlattenObservation"]}, True),
+        (Counting, {}, False),
+        (lambda: limited(Counting()), {}, True),
+    ],
+)
+def test_whether_a_time_limit_is_set_is_known(env_id, more, expected):
+    with make_env(env_id, num_envs=2, **more) as env:
+        assert env.time_limited == expected
+
+
 def test_a_time_limit_of_the_registry_truncates():
     with make_env("MountainCar-v0", num_envs=2) as env:
         env.reset()

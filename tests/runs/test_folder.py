@@ -145,6 +145,19 @@ def test_a_folder_that_is_gone_is_told_and_not_made_again(tmp_path: Path) -> Non
     assert not run.path.exists()
 
 
+def test_a_folder_that_is_out_of_reach_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create(env="e", algo="a", seed=0, run_dir="here")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(
+        FolderError, match=r"folder here is not in .*/elsewhere, to which this program changed"
+    ):
+        run.check()
+    shutil.rmtree(tmp_path / "elsewhere")
+    with pytest.raises(FolderError, match="folder here was deleted or moved"):
+        run.check()
+
+
 def test_a_full_disk_is_told_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.runs.folder._FREE_BYTES", 1 << 62)
     with pytest.raises(EngineError, match="MiB are free"):
