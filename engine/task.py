@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 class Task:
     """Runs middleware in order, iteration after iteration.
 
-    ``ctx`` is the first context (default: a plain `Context`), ``role`` is named in errors,
-    ``bus`` carries events (default: one in memory, of this task alone).  With ``async_mode``
+    ``ctx`` is the first context (default: a plain `Context`), ``role`` is named in errors (default:
+    the bus's), ``bus`` carries events (default: one in memory, of this task alone).  With ``async_mode``
     every argument of `use` becomes a station of an assembly line, with a thread of its own
     (see `engine.executor`), and at most ``max_lag + 1`` iterations are in flight (default:
     as many as there are stations).
@@ -48,7 +48,7 @@ class Task:
         self,
         ctx: Any = None,
         *,
-        role: str = "main",
+        role: str | None = None,
         bus: Bus | None = None,
         async_mode: bool = False,
         max_lag: int | None = None,
@@ -62,8 +62,8 @@ class Task:
                 raise UsageError("max_lag belongs to the overlapped mode: give async_mode=True too")
         self.ctx: Context = Context() if ctx is None else ctx
         renewal_of(type(self.ctx))  # says now what would fail between the first two iterations
-        self.role = role
         self.bus = Bus() if bus is None else bus
+        self.role = self.bus.role if role is None else role
         self.attention = False
         self.altered = True  # whether an alteration, or a hook, waits for a boundary
         self.async_mode = bool(async_mode)

@@ -90,6 +90,33 @@ def as_tree(data: Any) -> Any:
     return treetensor.Tensor(create_storage(_checked(data)))
 
 
+def holding(data: Mapping[str, Any], *, arrays: bool) -> Any:
+    """Return a tree that holds tensors and arrays as they are: treetensor's of arrays, or its of tensors.
+
+    Raises `TreeError` for names that a tree cannot hold.
+    """
+    treetensor, create_storage = _treetensor()
+    if not arrays:
+        return treetensor.Tensor(create_storage(_named(data)))
+    return _array_trees()(create_storage(_named(data)))
+
+
+@cache
+def _array_trees() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*numpy\.core.*")
+        from treetensor.numpy import ndarray
+    return ndarray
+
+
+def _named(data: Mapping[Any, Any]) -> dict[str, Any]:
+    for name in data:
+        if not isinstance(name, str):
+            raise TreeError(f"{name!r} is named by {type(name).__name__}; names in a tree are strings")
+    check_names(data)
+    return {name: _named(item) if isinstance(item, Mapping) else item for name, item in data.items()}
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raise `TreeError` for names that a tree cannot hold, before there is any data."""
     for name in names:
@@ -101,6 +128,12 @@ def is_tree(data: Any) -> bool:
     """Whether `data` is a TreeTensor."""
     kind: Any = type(data)
     return _is_tree_type(kind)
+
+
+def is_array_tree(data: Any) -> bool:
+    """Whether `data` is a tree of numpy arrays, treetensor's own."""
+    kind = type(data)
+    return kind.__module__.startswith("treetensor.") and bool(issubclass(kind, _array_trees()))
 
 
 @lru_cache(maxsize=256)

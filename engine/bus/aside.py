@@ -21,6 +21,11 @@ class ServiceThread:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    @property
+    def is_this(self) -> bool:
+        """Whether this is the thread that asks."""
+        return threading.current_thread() is self._thread
+
     def do(self, work: Callable[[], None]) -> None:
         """Have it done soon; not once this is closed."""
         with self._lock:

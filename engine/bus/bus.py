@@ -21,13 +21,14 @@ import msgspec
 from engine.bus.aside import HandlerThread, ServiceThread
 from engine.bus.backlog import Line, NoLine
 from engine.bus.calls import Calls
-from engine.bus.gate import Gate, check_timeout
+from engine.bus.gate import FOR_EVER, Gate, check_timeout
+from engine.bus.hub import Admit
 from engine.bus.inflow import Inflow, Outflow, Peer, Watcher
 from engine.bus.kinds import MOST_ANNOUNCED, clashes
 from engine.bus.mailbox import Handler, Letter, Mailbox, Subscription, add_others, raise_first
 from engine.bus.message import SMALL_BYTES, Event, Member, check_small, pack
 from engine.bus.meter import METER, Meter
-from engine.bus.names import FINISH, OWN, Kind, check_event
+from engine.bus.names import FINISH, LAUNCHER, OBSERVER, OWN, Kind, check_event
 from engine.bus.services import Where
 from engine.bus.streams import Streams, Taken, WhenFull
 from engine.bus.transport import Transport
@@ -333,7 +334,7 @@ class Bus:
         the task is finishing.
         """
         self._check(event)
-        check_timeout(timeout, "wait_for")
+        timeout = check_timeout(timeout, "wait_for")
         if self._kinds.get(event) == "stream":
             raise UsageError(f"{event!r} is a stream: take() waits for its items")
         return self._mailbox.wait_for(event, timeout, lambda: self._expected(event), self._announce)
@@ -351,7 +352,7 @@ class Bus:
         the task is finishing meanwhile.
         """
         self._is(event, "stream")
-        check_timeout(timeout, "push")
+        timeout = check_timeout(timeout, "push")
         if amount:
             self._counted = self._counted or event
             if self._counted != event:
@@ -383,7 +384,7 @@ class Bus:
         finishing meanwhile.
         """
         self._is(event, "stream")
-        check_timeout(timeout, "take")
+        timeout = check_timeout(timeout, "take")
         if self._streams.get(event).consuming is None:
             self.consume(event)
         return self._streams.take(event, sender, timeout, view, self._there, held)
@@ -425,7 +426,7 @@ class Bus:
         too: a call that is not waited for any more is not begun.
         """
         self._check(method)
-        check_timeout(timeout, "call")
+        timeout = check_timeout(timeout, "call")
         if peer is not None and not isinstance(peer, str):
             raise UsageError(f"call takes peer= the name of a process, like 'collector_1', not {peer!r}")
         return self._calls.call(method, args, kwargs, timeout, lambda: self._expected(method), peer)
@@ -440,7 +441,7 @@ class Bus:
         until at least one process serves the method, and raises what `call` does if none comes to.
         """
         self._check(method)
-        check_timeout(timeout, "call_all")
+        timeout = check_timeout(timeout, "call_all")
         return self._calls.call_all(method, args, kwargs, timeout, lambda: self._expected(method))
 
     # --- who is there -------------------------------------------------------------------------
@@ -467,7 +468,7 @@ class Bus:
         With ``n=None``, until all are that the run expects, which may become fewer meanwhile; at least one.
         Raises `DeadlineExceeded` after `timeout` seconds, and says who is there.
         """
-        check_timeout(timeout, "wait_for_peers")
+        timeout = check_timeout(timeout, "wait_for_peers")
         if self.roles and role not in self.roles:
             raise UsageError(f"this run has no role {role!r}{did_you_mean(role, self.roles)}")
 
@@ -482,7 +483,7 @@ class Bus:
 
         def late() -> str:
             n = number()
-            there = ", ".join(peer.name + ("" if peer.ready else " (not ready)") for peer in self.peers())
+            there = ", ".join(peer.name + ("" if peer.ready else " (not ready)") for peer in self._workers())
             return f"{n} of role {role!r} were expected within {timeout:g} s; there are {there or 'none'}"
 
         return self._gate.until(enough, timeout, late, what=f"{number()} {role}", finishing=True)
@@ -552,8 +553,13 @@ class Bus:
     def _told(self) -> bool:
         return self._inflow.told_to_finish is not None
 
+    def _workers(self) -> list[Peer]:
+        """The other processes that do the run's work."""
+        return [peer for peer in self.peers() if peer.role not in (LAUNCHER, OBSERVER)]
+
     def _there(self) -> str:
-        return ", ".join([self.peer, *(peer.name for peer in self.peers())])
+        me = [] if self.role in (LAUNCHER, OBSERVER) else [self.peer]
+        return ", ".join([*me, *(peer.name for peer in self._workers())]) or "none"
 
     def _expected(self, event: str) -> str:
         """Say that nobody of the role is there who should have sent, or served, `event`."""
@@ -652,18 +658,22 @@ def host(
     run: str,
     roles: Iterable[str] = (),
     crew: Mapping[str, int] | None = None,
-    role: str = "launcher",
+    role: str = LAUNCHER,
     about: dict[str, Any] | None = None,
+    admit: Admit | None = None,
     shared: bool = True,
 ) -> Bus:
     """Begin a run on this transport and return its bus; others `join` at ``bus.address``.
 
     With `roles`, only those may join, and names begin with one of them, with `role`, or with ``task``.
     `crew` tells everybody how many of each role the run begins with.
-    `shared` allows shared memory between processes of one host.
+    ``admit(role, name, about)`` may refuse a process that wants to join, by returning why; its name is
+    empty if the hub is to give one.  `shared` allows shared memory between processes of one host.
     """
     roles = {*roles, role} if roles else ()
-    return Bus.connected(transport, 0.0, shared, run=run, role=role, roles=roles, crew=crew, about=about)
+    return Bus.connected(
+        transport, 0.0, shared, run=run, role=role, roles=roles, crew=crew, about=about, admit=admit
+    )
 
 
 def join(
@@ -674,7 +684,7 @@ def join(
     role: str,
     peer: str | None = None,
     about: dict[str, Any] | None = None,
-    timeout: float = 30.0,
+    timeout: float | None = 30.0,
     shared: bool = True,
     prepare: Callable[[], object] | None = None,
 ) -> Bus:
@@ -686,8 +696,17 @@ def join(
     that the hub refuses, and if it refuses this process, with its reason; and `DeadlineExceeded` if
     it does not answer.
     """
+    seconds = check_timeout(timeout, "join")
     return Bus.connected(
-        transport, timeout, shared, prepare, run=run, role=role, name=peer or "", at=at, about=about
+        transport,
+        FOR_EVER if seconds is None else seconds,
+        shared,
+        prepare,
+        run=run,
+        role=role,
+        name=peer or "",
+        at=at,
+        about=about,
     )
 
 

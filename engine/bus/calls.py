@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.bus.aside import ServiceThread
-from engine.bus.gate import Gate
+from engine.bus.gate import FOR_EVER, Gate
 from engine.bus.lines import ANSWER_SECONDS
 from engine.bus.message import SMALL_BYTES, Call, Failure, Member, Reply
 from engine.bus.router import UNSERVED_SECONDS, Arrived, Body
@@ -24,6 +24,7 @@ from engine.errors import (
     Finishing,
     NoSuchService,
     PeerLost,
+    UsageError,
     did_you_mean,
 )
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from engine.bus.values import Values
 
 _SOON_SECONDS = 0.1
-_FOR_EVER = 365 * 24 * 3600.0
 
 
 class _Pending:
@@ -217,7 +217,7 @@ class Calls:
             return error
 
     def _call(self, method: str, body: Body, timeout: float | None) -> Call:
-        seconds = _FOR_EVER if timeout is None else min(timeout, _FOR_EVER)
+        seconds = FOR_EVER if timeout is None else min(timeout, FOR_EVER)
         return Call(0, method, int(seconds * 1000), body.size, body.skeleton)
 
     def _unserved(self, method: str, peer: str | None = None) -> Exception:
@@ -313,9 +313,14 @@ class Calls:
                 outcome.append((result, error))
                 self._changed.notify_all()
 
-        deadline = time.monotonic() + (_FOR_EVER if timeout is None else timeout)
+        deadline = time.monotonic() + (FOR_EVER if timeout is None else timeout)
         served = Served("", number, method, deadline, lambda: (args, kwargs), finish)
         mine = self._gate.runner in (None, threading.get_ident())
+        if self.services.table[method].where == "service" and self.services.thread.is_this:
+            raise UsageError(
+                f"{method!r} is answered by the service thread, which is calling it here and would wait for "
+                "itself: call the function itself, or serve one of the two on another thread"
+            )
         if mine and self.services.table[method].where == "task":
             self.services.answer(served)
         elif self.services.accept(served):
@@ -369,7 +374,7 @@ class Calls:
             failure = failure_of(number, error)
             network.now_or_soon(lambda: router.fail(caller, failure))
 
-        deadline = time.monotonic() + min(call.milliseconds / 1000, _FOR_EVER)
+        deadline = time.monotonic() + min(call.milliseconds / 1000, FOR_EVER)
         if self.services.accept(Served(caller, number, call.method, deadline, load, finish)):
             self._look()
 

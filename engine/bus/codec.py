@@ -96,6 +96,14 @@ def encode(value: Any, limits: Limits = LIMITS) -> Encoded:
     and `PayloadTooLarge` for more than `limits` allow.
     """
     try:
+        return _encoded(value, limits)
+    except Refused as refused:
+        raise refused.error() from None
+
+
+def _encoded(value: Any, limits: Limits) -> Encoded:
+    """As `encode`, but raise `Refused` for what cannot be sent."""
+    try:
         packer = Packer(limits)
         try:
             skeleton = _ENCODER.encode(packer.pack(value))
@@ -103,8 +111,6 @@ def encode(value: Any, limits: Limits = LIMITS) -> Encoded:
             # Somewhere is an integer or a string that msgpack cannot hold: look at each.
             packer = Packer(limits, careful=True)
             skeleton = _ENCODER.encode(packer.pack(value))
-    except Refused as refused:
-        raise refused.error() from None
     except RecursionError:
         raise PayloadTooLarge(f"value: deeper than Python can follow; {limits.depth} levels may be") from None
     if len(skeleton) > limits.skeleton:
@@ -113,7 +119,11 @@ def encode(value: Any, limits: Limits = LIMITS) -> Encoded:
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits = LIMITS) -> Encoded:
-    """Return what `encode` returns for ``[list(args), kwargs]``, sooner where all of it is plain and flat."""
+    """Return what `encode` returns for ``[list(args), kwargs]``, sooner if all of it is plain and flat.
+
+    The path of what cannot be sent begins with the argument: ``value`` for the only one, else ``args[1]`` or
+    ``kwargs['job']``.
+    """
     if all(map(_is_plain, args)) and LEAVES.issuperset(map(type, kwargs.values())):
         try:
             skeleton = _ENCODER.encode((args, kwargs))
@@ -122,7 +132,15 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits = 
         else:
             if len(skeleton) <= limits.skeleton:
                 return Encoded(skeleton)
-    return encode([list(args), kwargs], limits)
+    try:
+        return _encoded([list(args), kwargs], limits)
+    except Refused as refused:
+        steps = refused.steps  # the innermost first; the last says whether it is of args or of kwargs
+        root = "args" if steps and steps.pop() == "[0]" else "kwargs"
+        if root == "args" and steps and len(args) == 1 and not kwargs:
+            steps.pop()
+            root = "value"
+        raise refused.error(root) from None
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,21 +7,28 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import TypeVar
 
 from engine.errors import Abandoned, DeadlineExceeded, Finishing, UsageError
 
 T = TypeVar("T")
 
+FOR_EVER = 365 * 24 * 3600.0
+"""Seconds of a wait without a timeout, for what needs a number."""
+
 # A signal handler that runs between a check and a wait cannot wake that wait: look again this often.
 _LOOK_AGAIN_SECONDS = 0.1
 
 
 def check_timeout(timeout: float | None, what: str) -> float | None:
-    """Return `timeout`; raise `UsageError` for what is no number of seconds."""
-    if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
+    """Return `timeout` as a float; raise `UsageError` for what is no number of seconds."""
+    if timeout is None:
+        return None
+    given: object = timeout  # whatever it is annotated as
+    if isinstance(given, bool) or not isinstance(given, Real) or not timeout >= 0:
         raise UsageError(f"{what} takes timeout= in seconds, at least 0, or None, not {timeout!r}")
-    return timeout
+    return float(timeout)  # also of numpy's numbers, which no lock takes
 
 
 _forks = 0  # that this process is the child of, counted from the first gate on

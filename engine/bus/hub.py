@@ -8,7 +8,8 @@ process that takes its place joins as a new one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,6 +21,9 @@ MOST_MEMBERS = 1024
 _MOST_GONE = 10_000
 """So many that are gone are remembered, the latest."""
 
+Admit: TypeAlias = Callable[[str, str, dict[str, Any]], str | None]
+"""Says, of a role, a name and what a process tells of itself, why it may not join; None if it may."""
+
 _ROLE = re.compile(r"[a-z][a-z0-9]*")
 _ID = re.compile(r"[!-9;-~]+:[!-9;-~]+")
 
@@ -28,9 +32,15 @@ class Hub:
     """Lets members in, and remembers who is there and who is gone."""
 
     def __init__(
-        self, run: str, me: Member, roles: Iterable[str] = (), crew: Mapping[str, int] | None = None
+        self,
+        run: str,
+        me: Member,
+        roles: Iterable[str] = (),
+        crew: Mapping[str, int] | None = None,
+        admit: Admit | None = None,
     ) -> None:
         self.run = run
+        self._admit = admit
         self.roles = sorted(roles)
         """The roles that may join; none listed: any."""
         self.crew = dict(crew or {})
@@ -111,7 +121,7 @@ class Hub:
             return f"{member.name} is taken: a process of that name is in the run"
         if len(self.members) >= MOST_MEMBERS:
             return f"the run has {MOST_MEMBERS} members already"
-        return None
+        return self._admit(member.role, member.name, dict(member.about)) if self._admit is not None else None
 
     def _free_name(self, role: str) -> str:
         taken = {member.name for member in self.members.values()}

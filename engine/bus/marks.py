@@ -59,6 +59,7 @@ SCALAR = Mark("scalar", 12)
 TENSOR = Mark("tensor", 13)
 TREE = Mark("tree", 14)
 OBJECT = Mark("object", 15)
+ARRAY_TREE = Mark("tree of arrays", 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ LOST, LEFT, MISSED, FINISH = "task_peer_lost", "task_peer_left", "task_events_mi
 OWN = (LOST, LEFT, MISSED, FINISH)
 """Events that the bus itself emits, and nobody else."""
 
+LAUNCHER, OBSERVER = "launcher", "observer"
+"""The roles of what holds a run together and of what only looks at it: peers of no use to a wait."""
+
 MOST_CHARACTERS = 200
 
 _EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")

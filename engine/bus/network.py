@@ -23,7 +23,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.bus.hub import Hub
+from engine.bus.gate import FOR_EVER
+from engine.bus.hub import Admit, Hub
 from engine.bus.lines import Lines
 from engine.bus.link import HELLO, WELCOME, pack_blobs, pack_head, read_blobs
 from engine.bus.links import HUB, Links
@@ -116,6 +117,7 @@ class Network:
         roles: Iterable[str] = (),
         crew: Mapping[str, int] | None = None,
         about: dict[str, Any] | None = None,
+        admit: Admit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport, self._receiver, self._clock = transport, receiver, clock
@@ -135,7 +137,7 @@ class Network:
             self.crew = dict(crew or {})
             self.expected = dict(self.crew)
             self.hub_id: str | None = None if at is not None else incarnation
-            self._hub = Hub(run, self.me, self.roles, crew) if at is None else None
+            self._hub = Hub(run, self.me, self.roles, crew, admit) if at is None else None
             self._links = Links(
                 transport,
                 address_of=self._address_of,
@@ -216,7 +218,8 @@ class Network:
             if left <= 0:
                 self.close("gave up joining", 0.0)
                 raise DeadlineExceeded(f"no hub answered at {self._at} within {timeout:g} s: {self._known()}")
-            log.warning("%s; it is tried for another %.0f s", self._known(), left)
+            how_long = f"for another {left:.0f} s" if left < FOR_EVER / 2 else "until it answers"
+            log.warning("%s; it is tried %s", self._known(), how_long)
             look_at = tell_at = now + TOLD_AGAIN_SECONDS
         return until
 

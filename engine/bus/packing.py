@@ -31,8 +31,8 @@ class Refused(Exception):
         self.steps.append(step)
         return self
 
-    def error(self) -> CodecError:
-        where = "value" + "".join(reversed(self.steps))
+    def error(self, root: str = "value") -> CodecError:
+        where = root + "".join(reversed(self.steps))
         return (PayloadTooLarge if self.too_large else CodecError)(f"{where}: {self}")
 
 
@@ -66,15 +66,15 @@ class Packer:
             handler = _handler_for(value)
         return handler(self, value, depth)
 
-    def items(self, values: Iterable[Any], depth: int) -> list[Any]:
-        """Pack the items of a container one by one."""
+    def items(self, values: Iterable[Any], depth: int, step: str = "") -> list[Any]:
+        """Pack the items of a container one by one; `step` leads to each of those that have no order."""
         leaves, pack = self.leaves, self.pack
         out: list[Any] = []
         try:
             for item in values:
                 out.append(item if type(item) in leaves else pack(item, depth))
         except Refused as refused:
-            raise refused.at(f"[{len(out)}]") from None
+            raise refused.at(step or f"[{len(out)}]") from None
         return out
 
     def enter(self, count: int, depth: int) -> int:
@@ -156,9 +156,10 @@ def _pack_ordered(packer: Packer, value: OrderedDict[Any, Any], depth: int) -> A
 
 def _pack_marked(mark: marks.Mark) -> Handler:
     ext = mark.ext
+    step = "" if mark is marks.TUPLE else f", in the {mark.name}"
 
     def pack_marked(packer: Packer, value: Any, depth: int) -> Any:
-        return [ext, *packer.items(value, packer.enter(len(value), depth))]
+        return [ext, *packer.items(value, packer.enter(len(value), depth), step)]
 
     return pack_marked
 
@@ -221,9 +222,9 @@ def _pack_tensor(packer: Packer, value: Any, depth: int) -> Any:
 
 
 def _pack_tree(packer: Packer, value: Any, depth: int) -> Any:
-    data = tree.plain(value)
+    data = value.json()
     _check_leaves(data)
-    return [_TREE, packer.pack(data, depth)]
+    return [_TREE if tree.is_tree(value) else _ARRAY_TREE, packer.pack(data, depth)]
 
 
 def _check_leaves(data: dict[str, Any]) -> None:
@@ -233,8 +234,9 @@ def _check_leaves(data: dict[str, Any]) -> None:
                 _check_leaves(item)
             except Refused as refused:
                 raise refused.at(f".{name}") from None
-        elif not arrays.is_tensor(type(item)):
-            raise Refused(f"a {type(item).__name__}, where a tree that is sent holds tensors").at(f".{name}")
+        elif not isinstance(item, np.ndarray) and not arrays.is_tensor(type(item)):
+            what = f"a {type(item).__name__}, where a tree that is sent holds tensors and arrays"
+            raise Refused(what).at(f".{name}")
 
 
 def _pack_object(packer: Packer, value: Any, depth: int) -> Any:
@@ -256,7 +258,8 @@ def _pack_object(packer: Packer, value: Any, depth: int) -> Any:
 _PAIRS, _ORDERED, _OBJECT = marks.PAIRS.ext, marks.ORDERED.ext, marks.OBJECT.ext
 _INT, _TEXT, _BYTES = marks.INT.ext, marks.TEXT.ext, marks.BYTES.ext
 _COMPLEX, _DATETIME = marks.COMPLEX.ext, marks.DATETIME.ext
-_ARRAY, _SCALAR, _TENSOR, _TREE = marks.ARRAY.ext, marks.SCALAR.ext, marks.TENSOR.ext, marks.TREE.ext
+_ARRAY, _SCALAR, _TENSOR = marks.ARRAY.ext, marks.SCALAR.ext, marks.TENSOR.ext
+_TREE, _ARRAY_TREE = marks.TREE.ext, marks.ARRAY_TREE.ext
 
 _HANDLERS: dict[type, Handler] = {
     int: _pack_int,
@@ -284,7 +287,7 @@ def _handler_for(value: Any) -> Handler:
         handler = _pack_object
     elif kind.__module__ in ("torch", "torch.nn.parameter") and arrays.is_tensor(kind):
         handler = _pack_tensor
-    elif tree.is_tree(value):
+    elif tree.is_tree(value) or tree.is_array_tree(value):
         handler = _pack_tree
     else:
         raise Refused(_why_not(value))

@@ -217,15 +217,15 @@ def _tensor(unpacker: Unpacker, value: list[Any], depth: int) -> Any:
 def _tree(unpacker: Unpacker, value: list[Any], depth: int) -> Any:
     data = _dict(unpacker, value, depth)
     _check_leaves(data)
-    return tree.as_tree(data)
+    return tree.holding(data, arrays=value[0] is marks.ARRAY_TREE)
 
 
 def _check_leaves(data: dict[Any, Any]) -> None:
     for item in data.values():
         if type(item) is dict:
             _check_leaves(item)
-        elif not arrays.is_tensor(type(item)):
-            raise CodecError("a tree of tensors holds something else")
+        elif type(item) is not np.ndarray and not arrays.is_tensor(type(item)):
+            raise CodecError("a tree of tensors and arrays holds something else")
 
 
 def _object(unpacker: Unpacker, value: list[Any], depth: int) -> Any:
@@ -260,6 +260,7 @@ _BUILDERS: dict[Mark, Callable[[Unpacker, list[Any], int], Any]] = {
     marks.SCALAR: _scalar,
     marks.TENSOR: _tensor,
     marks.TREE: _tree,
+    marks.ARRAY_TREE: _tree,
     marks.OBJECT: _object,
 }
 

@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 from engine.bus.bus import Bus
 from engine.bus.keys import RunKeys, load_keys
+from engine.bus.names import OBSERVER
 from engine.bus.transport import Transport
 from engine.errors import UsageError
 from engine.launch.backend import Order
-from engine.launch.card import KEYS, OBSERVER, is_here, read_card
+from engine.launch.card import KEYS, is_here, read_card
 from engine.launch.start import run_id
 from engine.launch.worker import Stopping, attend
 from engine.runs.folder import Run

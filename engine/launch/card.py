@@ -14,8 +14,6 @@ from engine.runs.files import replacing
 from engine.runs.folder import Run
 
 NAME, KEYS = "launch.json", "run.key"
-OBSERVER = "observer"
-"""The role of those who only look, like `engine top`."""
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

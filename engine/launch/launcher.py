@@ -29,9 +29,10 @@ import msgspec
 
 from engine.bus.bus import Bus
 from engine.bus.meter import METER, Opened, Reading
+from engine.bus.names import OBSERVER
 from engine.errors import FolderError, UsageError
 from engine.launch.backend import Backend, Ended, Handle, Order, was_asked
-from engine.launch.card import OBSERVER, Card
+from engine.launch.card import Card
 from engine.launch.crew import Crew, Failure, Place, blame
 from engine.launch.ledger import Ledger
 from engine.launch.losses import Fail, Policy, Restart, decide
@@ -153,6 +154,7 @@ class Launcher:
             run=self.run_id,
             roles=(*self.plan.roles, OBSERVER),
             crew={role: self._crew.left(role) for role in self.plan.roles},
+            admit=self._refusal,
         )
         bus.watch(self._on_member)
         for name, method in (
@@ -574,6 +576,16 @@ class Launcher:
         row = self._display.line(name, line)
         if row is not None:
             self._progress = row
+
+    def _refusal(self, role: str, name: str, about: Mapping[str, Any]) -> str | None:
+        """Say why a process may not join: a worker takes a seat of the plan, or a role that is open."""
+        open_roles = [one.name for one in self.plan.roles.values() if not one.records]
+        if name in self._crew.places or (not name and role in open_roles):
+            return None
+        if role == OBSERVER and not name and not about.get("works"):
+            return None
+        can = f"; {', '.join(open_roles)} can" if open_roles else ""
+        return f"a {role} cannot join this run from elsewhere{can}"
 
     def _give_order(self, role: str) -> dict[str, Any]:
         if role not in self.plan.roles or self.plan.roles[role].records:

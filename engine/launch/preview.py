@@ -17,9 +17,9 @@ import msgspec
 
 from engine.bus.bus import Bus, host, join
 from engine.bus.memory import Network
+from engine.bus.names import OBSERVER
 from engine.envs.config import EnvConfig
 from engine.errors import DeadlineExceeded, Finishing, PeerLost
-from engine.launch.card import OBSERVER
 from engine.launch.plan import Plan
 from engine.recipes.experiment import built
 from engine.runs.diagram import draw

@@ -147,7 +147,7 @@ def attend(
     from engine.bus.bus import join
 
     stopping = Stopping() if stopping is None else stopping
-    about = {"pid": os.getpid(), "host": socket.gethostname()}
+    about = {"pid": os.getpid(), "host": socket.gethostname(), "works": True}
     bus = None
     try:
         bus = join(

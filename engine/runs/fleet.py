@@ -167,7 +167,9 @@ def sentence(status: Mapping[str, Any]) -> str:
     else:
         parts.append(f"[{duration(status.get('seconds'))}]")
     if status.get("stage") == "running":
-        roles = Counter(row["role"] for row in status["seats"])
+        # What came from elsewhere and is gone had no place of its own that could be empty now.
+        seats = [row for row in status["seats"] if not row.get("attached") or row["state"] == "running"]
+        roles = Counter(row["role"] for row in seats)
         there = Counter(row["role"] for row in status["seats"] if row["state"] == "running")
         parts.append(", ".join(f"{role} {there[role]}/{number}" for role, number in roles.items()))
     else:

@@ -194,7 +194,7 @@ def test_a_hub_that_is_gone_before_it_let_somebody_in_is_not_waited_for(town: To
 
 def test_a_wait_for_peers_says_who_is_there(town: Town) -> None:
     learner = town.join("learner")
-    with pytest.raises(DeadlineExceeded, match=r"2 of role 'collector'.*there are launcher_0 \(not ready\)"):
+    with pytest.raises(DeadlineExceeded, match=r"2 of role 'collector' .*; there are none$"):
         learner.wait_for_peers("collector", 2, timeout=0.1)
 
 
@@ -609,7 +609,7 @@ def test_a_full_stream_says_who_should_have_taken(town: Town) -> None:
     collector.declare("collector_data", "stream", capacity=2)
     collector.push("collector_data", 0)
     collector.push("collector_data", 1)
-    with pytest.raises(DeadlineExceeded, match="nobody consumes it; in the run are collector_0, launcher_0"):
+    with pytest.raises(DeadlineExceeded, match=r"nobody consumes it; in the run are collector_0, learner_0$"):
         collector.push("collector_data", 2, timeout=0.05)
     learner.consume("collector_data")
     eventually(lambda: "collector_data" in learner._network.me.consumes)  # type: ignore[union-attr]
@@ -706,7 +706,7 @@ def test_calls_end_at_their_deadline_and_with_their_server(town: Town) -> None:
         "collector_0",
         "collector_0 was lost: the peer was killed",
     )
-    with pytest.raises(DeadlineExceeded, match="no collector is in the run: there are learner_0, launcher_0"):
+    with pytest.raises(DeadlineExceeded, match=r"no collector is in the run: there are learner_0$"):
         learner.call("collector_get", timeout=0.05)
 
 

@@ -259,7 +259,10 @@ def test_who_wants_to_join_in_the_role_that_records_is_refused_and_the_run_goes_
     here = Here("pause=0.001")
     here.until_running()
     heeded = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(UsageError, match=r"^a learner cannot join this run from elsewhere$"):
+    with pytest.raises(
+        UsageError,
+        match=r"learner in: a learner cannot join this run from elsewhere; collector can$",
+    ):
         work_for(here.place, "learner")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == heeded
     assert {name: row["state"] for name, row in here.rows().items()} == {

@@ -126,3 +126,11 @@ def test_the_panel_has_a_row_for_each_process() -> None:
     text = console.export_text()
     for words in ("title", "450/1,000", "collector_1", "lost", "weight lag", "finishing: done"):
         assert words in text
+
+
+def test_a_worker_that_has_left_is_not_counted() -> None:
+    told = status()
+    assert "collector 1/2, learner 1/1" in sentence(told)  # one started here leaves its place empty
+    for state, shown in (("running", "2/3"), ("finished", "1/2"), ("lost", "1/2")):
+        worker = {"seat": "collector_2", "role": "collector", "state": state, "pid": 3, "attached": True}
+        assert f"collector {shown}" in sentence({**told, "seats": [*told["seats"], worker]})
