@@ -88,8 +88,8 @@ class Recorder:
         self._task: Watched | None = None
         self.gave_up = False
         """Whether the last evaluation was given up, so that nothing is known of the last policy."""
-        self.cut = 0
-        """How many episodes of the last evaluation were cut."""
+        self.cut: int | None = None
+        """How many episodes of the last evaluation were cut; None before the first."""
 
     def watch(self, task: Watched) -> None:
         """Show what `task` says about the cost of each middleware, and overlapped about its stations."""

@@ -108,7 +108,7 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
             ctx = task.run()
             stopped = task.finish_reason if task.finish_reason in REASONS.values() else stop.reason
             if judged and stopped is None and not _hopeless(recorder, limit):
-                _evaluate_last(config, recorder, ctx, give_up=_until(limit, lambda: stop.asked))
+                _evaluate_last(config, recorder, ctx, stop, limit)
             recorder.write(ctx)
             recorder.save_last()
             display.settle()
@@ -141,7 +141,7 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
 
 def _hopeless(recorder: Recorder, limit: TimeLimit) -> bool:
     """Whether the last evaluation was given up, or the time is over and its episodes did not end."""
-    return recorder.gave_up or (recorder.cut > 0 and limit.passed())
+    return recorder.gave_up or (bool(recorder.cut) and limit.passed())
 
 
 def _until(limit: TimeLimit, other: Callable[[], bool]) -> Callable[[], bool]:
@@ -391,7 +391,7 @@ def _without_screen() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any, *, give_up: Callable[[], bool]) -> None:
+def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any, stop: Stop, limit: TimeLimit) -> None:
     """Evaluate where the run ended, unless that was just done."""
     if "eval/return_mean" in ctx.metrics:
         return
@@ -400,6 +400,10 @@ def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any, *, give_up: 
     )
     actor = recorder.policy.actor(stream(config.seed, "evaluate", 1))
     with make_evaluation_env(config) as env:
+        if limit.passed() and recorder.cut is None and not env.time_limited:
+            # Nothing is known of how its episodes end: a little more time is all they get.
+            limit = TimeLimit(max(1.0, (limit.seconds or 0.0) / 10))
+            limit.begin()
         # The episodes after those of the regular evaluations.
         env.reset(episode=1_000_000)
         evaluate(
@@ -408,7 +412,7 @@ def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any, *, give_up: 
             env,
             num_episodes=config.evaluate.episodes,
             max_steps=config.evaluate.max_steps,
-            give_up=give_up,
+            give_up=_until(limit, lambda: stop.asked),
             tell=recorder.tell,
         )(detached)
     recorder(detached)

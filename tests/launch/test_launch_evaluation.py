@@ -35,7 +35,6 @@ def test_the_time_ends_the_learners_evaluation_and_the_collector_that_waits_for_
     words = [*ENDLESS, "stop.seconds=1"]
     run = launch(PROGRAM, {"collector": 1}, words, backend="threads", run_dir="run", progress="off")
     assert (run.state, run.info["stop_reason"]) == ("finished", "1 seconds have passed")
-    assert run.result["env_step"] >= 100
     assert played(run) == []
 
 

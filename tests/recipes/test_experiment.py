@@ -211,9 +211,19 @@ def test_an_evaluation_without_end_is_ended_by_the_time_and_nothing_more_is_play
     assert time.monotonic() - begin < 30
     assert (run.state, run.info["stop_reason"]) == ("finished", "1 seconds have passed")
     assert "return_mean" not in run.result
-    assert run.result["env_step"] >= 50
     assert not any("eval/return_mean" in row for row in run.metrics())
     assert not (run.path / "videos").exists()
+    assert sum("the last evaluation was cut: it is not repeated" in text for text in told(capsys)) == 1
+
+
+def test_the_closing_evaluation_of_an_environment_that_may_not_end_gets_a_little_more_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = endless(every=1_000_000)
+    config = msgspec.structs.replace(config, stop=StopConfig(env_step=10**9, seconds=0.5))
+    run = run_experiment(dqn, config, run=folder(tmp_path / "run"), progress="json")
+    assert (run.state, run.info["stop_reason"]) == ("finished", "0.5 seconds have passed")
+    assert not any("eval/return_mean" in row for row in run.metrics())
     assert sum("the last evaluation was cut: it is not repeated" in text for text in told(capsys)) == 1
 
 
