@@ -134,7 +134,6 @@ class Bus:
     def runs_on(self, thread: int | None) -> None:
         """Say which thread runs the task: while it waits it answers calls."""
         if not self._gate.forked:
-            self._gate.adopt()
             self._gate.runner = thread
 
     def wake(self) -> None:
@@ -221,8 +220,7 @@ class Bus:
                 self._compare_kinds(msgspec.structs.replace(self._network.me, on=[], kinds={event: kind}))
         elif known != kind:
             raise UsageError(f"{event!r} was declared as {known!r}; it cannot be {kind!r} too")
-        if event in self._gate.clashes:
-            raise UsageError(self._gate.clashes[event])
+        self._gate.check_event(event)
 
     # --- events and states --------------------------------------------------------------------
 
@@ -255,8 +253,7 @@ class Bus:
 
     def _subscribe(self, one: Subscription) -> Handler:
         self._check(one.event)
-        if one.event in self._gate.clashes:
-            raise UsageError(self._gate.clashes[one.event])
+        self._gate.check_event(one.event)
         if self._kinds.get(one.event) == "stream":
             raise UsageError(f"{one.event!r} is a stream: its items are taken with take(), one by one")
         self._mailbox.subscribe(one)
@@ -270,11 +267,11 @@ class Bus:
         more than 64 KiB that other processes listen to, `CodecError` for what cannot be sent, and, as `push`
         does, `Finishing` once the bus was closed.
         """
-        self._gate.check("an emit")
+        if self._gate.trouble:
+            self._gate.check("an emit")
+            self._gate.check_event(event)
         if event not in self._checked:
             self._check(event)
-        if event in self._gate.clashes:
-            raise UsageError(self._gate.clashes[event])
         kind = self._kinds.get(event)
         if kind == "stream":
             self.push(event, _single(event, kind, args, kwargs))
@@ -539,8 +536,7 @@ class Bus:
         self._service.close()
         if self._network is not None:
             self._network.close(reason, linger)
-            self._gate.closed = True
-            self._gate.wake()
+            self._gate.close()
         if self._values is not None:
             self._values.close()
             self.meter.close()
@@ -608,7 +604,7 @@ class Bus:
             self._logged.add(text)
             log.error("%s", text)
         new = found.raised.keys() - self._gate.clashes.keys()
-        self._gate.clashes = found.raised if me is None else {**self._gate.clashes, **found.raised}
+        self._gate.clash(found.raised if me is None else {**self._gate.clashes, **found.raised})
         if new:
             self._mailbox.look()  # the next boundary raises it
 

@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from numbers import Real
 from typing import TypeVar
@@ -31,16 +32,18 @@ def check_timeout(timeout: float | None, what: str) -> float | None:
     return float(timeout)  # also of numpy's numbers, which no lock takes
 
 
-_forks = 0  # that this process is the child of, counted from the first gate on
-
-
 @functools.cache
-def _count_forks() -> None:
-    def forked() -> None:
-        global _forks
-        _forks += 1
+def _gates() -> weakref.WeakSet[Gate]:
+    """Return all gates there are, of which those at work are told when this process is a fork."""
+    gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 
-    os.register_at_fork(after_in_child=forked)
+    def tell() -> None:
+        for gate in gates:
+            if gate.network is not None or gate.runner is not None:
+                gate.forked = gate.trouble = True
+
+    os.register_at_fork(after_in_child=tell)
+    return gates
 
 
 class Gate:
@@ -52,8 +55,11 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        _count_forks()
-        self._forks, self._pid = _forks, os.getpid()
+        self._pid = os.getpid()
+        self.forked = False
+        """Whether this process is a fork of the one in which the bus is at work: no thread moves anything."""
+        self.trouble = False
+        """Whether `check` or `check_event` may have anything to raise."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.finishing: Callable[[], bool] = _no
@@ -70,24 +76,32 @@ class Gate:
         """How many threads wait now, which `changed` must notify."""
         self.network: int | None = None
         """The network's thread, which everybody waits for: it must not wait itself."""
+        _gates().add(self)
 
     def wake(self) -> None:
         """Let everybody look again."""
         with self.changed:
             self.changed.notify_all()
 
-    @property
-    def forked(self) -> bool:
-        """Whether this process is a fork of the one in which the bus is at work: no thread moves anything."""
-        return self._forks != _forks and (self.network is not None or self.runner is not None)
+    def close(self) -> None:
+        """Let waits end, and what would be in vain raise."""
+        self.closed = self.trouble = True
+        self.wake()
 
-    def adopt(self) -> None:
-        """Belong to this process, a fork of the one in which the bus was made and did nothing yet."""
-        self._forks = _forks
+    def fail(self, error: BaseException) -> None:
+        """Let all waits end with an error, unless they do with an earlier one."""
+        if self.broken is None:
+            self.broken = error
+        self.trouble = True
+
+    def clash(self, clashes: dict[str, str]) -> None:
+        """Say which events are of another kind in another process."""
+        self.clashes = clashes
+        self.trouble = self.trouble or bool(clashes)
 
     def check_process(self) -> None:
         """Raise `UsageError` in a fork of the process in which the bus is at work, without taking a lock."""
-        if self._forks != _forks and self.forked:
+        if self.forked:
             raise UsageError(
                 f"this bus belongs to process {self._pid}, of which this one is a fork: nothing that is done "
                 "with it here reaches the run; let the child join with a bus of its own, or give what it "
@@ -96,12 +110,16 @@ class Gate:
 
     def check(self, what: str) -> None:
         """Raise what a wait would raise if `what` would be in vain: the bus was closed, or broke."""
-        if self._forks != _forks:
-            self.check_process()
+        self.check_process()
         if self.closed or (self.broken is not None and self.finishing()):
             raise Finishing(f"the bus was closed; {what} would be in vain")
         if self.broken is not None:
             raise self.broken.with_traceback(None)
+
+    def check_event(self, event: str) -> None:
+        """Raise `UsageError` if an event is of another kind in another process."""
+        if event in self.clashes:
+            raise UsageError(self.clashes[event])
 
     def until(
         self,
@@ -145,8 +163,7 @@ class Gate:
                 raise self.broken.with_traceback(None)
             if self.closed:
                 raise Finishing(f"the bus was closed; the wait for {what} ends")
-            if event in self.clashes:
-                raise UsageError(self.clashes[event])
+            self.check_event(event)
             left = _LOOK_AGAIN_SECONDS
             if deadline is not None:
                 left = min(left, deadline - time.monotonic())

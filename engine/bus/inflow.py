@@ -122,8 +122,7 @@ class Inflow:
 
     def broken(self, error: BaseException) -> None:
         """The network is of no use any more: whoever waits, and the task at its next boundary, is told."""
-        if self._gate.broken is None:
-            self._gate.broken = error
+        self._gate.fail(error)
         self._mailbox.look()
 
     def _watched(self, what: str, member: Member, cause: str) -> None:

@@ -585,7 +585,7 @@ class Launcher:
         if role == OBSERVER and not name and not about.get("works"):
             return None
         can = f"; {', '.join(open_roles)} can" if open_roles else ""
-        return f"a {role} cannot join this run from elsewhere{can}"
+        return f"{'an' if role[0] in 'aeiou' else 'a'} {role} cannot join this run from elsewhere{can}"
 
     def _give_order(self, role: str) -> dict[str, Any]:
         if role not in self.plan.roles or self.plan.roles[role].records:
