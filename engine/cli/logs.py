@@ -39,9 +39,8 @@ def logs(run: str, role: str | None, follow: bool, as_json: bool) -> None:
     role = MAIN if role == "main" else role  # the one process of a run without roles
     if role is not None and role.rpartition("_")[0] not in expected and role not in _names(found) | expected:
         known = sorted(_names(found) | expected)
-        raise UsageError(
-            f"{found.path} has no logs of {role!r}{did_you_mean(role, known)}; there are {', '.join(known)}"
-        )
+        there = f"; there are {', '.join(known)}" if known else " or of any other process"
+        raise UsageError(f"{found.path} has no logs of {role!r}{did_you_mean(role, known)}{there}")
     while True:
         for seat, row in sorted(_new(found, role, read), key=lambda pair: str(pair[1].get("time"))):
             click.echo(json.dumps({"seat": seat, **row}) if as_json else _line(seat, row))

@@ -177,7 +177,7 @@ def run_script(
     except BaseException as error:
         refused = handover.refused and isinstance(error, ConfigError)
         if not (refused and run.withdraw()):
-            record(run.path / LOG, _ended(run), level="error", error=error)
+            record(run.path / LOG, run.ended, level="error", error=error)
         raise
     if handover.refused and number:
         run.withdraw()
@@ -213,7 +213,7 @@ def _run_script(script: Path, words: list[str], stop: Stop, voice: Voice, handov
             run.finish("interrupted", stop.reason)
         else:
             run.finish("failed" if number else "finished", reason)
-    record(log, _ended(run))
+    record(log, run.ended)
     number = exit_code(stop.reason) if stop.asked else number
     if words and not handover.configured:
         voice.tell(
@@ -223,11 +223,6 @@ def _run_script(script: Path, words: list[str], stop: Stop, voice: Voice, handov
     if voice.in_json:
         voice.result("", "end", {**ending(run), "exit_code": number})
     return number
-
-
-def _ended(run: Run) -> str:
-    """How a run ended, for its log."""
-    return ": ".join(str(part) for part in (run.info["state"], run.info["stop_reason"]) if part)
 
 
 def _show_plan(target: Target, voice: Voice) -> None:

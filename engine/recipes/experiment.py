@@ -187,12 +187,12 @@ def _recorded(run: Run, title: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Terminated):
-        record(log_file, f"{run.info['state']}: {run.info['stop_reason']}")
+        record(log_file, run.ended)
         raise
     except BaseException as error:
-        record(log_file, f"{run.info['state']}: {run.info['stop_reason']}", level="error", error=error)
+        record(log_file, run.ended, level="error", error=error)
         raise
-    record(log_file, f"{run.info['state']}: {run.info['stop_reason']}")
+    record(log_file, run.ended)
 
 
 @contextlib.contextmanager

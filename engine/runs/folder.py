@@ -169,6 +169,11 @@ class Run:
         return 0 if self.state == "finished" else 1
 
     @property
+    def ended(self) -> str:
+        """How the run ended, in a line: its state, and why."""
+        return ": ".join(str(part) for part in (self.info["state"], self.info["stop_reason"]) if part)
+
+    @property
     def result(self) -> dict[str, Any]:
         """What the run achieved, as far as it said."""
         return dict(self.info.get("result") or {})

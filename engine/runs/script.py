@@ -21,6 +21,7 @@ import msgspec
 
 from engine.errors import ConfigError
 from engine.runs.folder import Run
+from engine.runs.logs import LOG, record
 from engine.signals import Terminated, last_heeded
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -61,6 +62,7 @@ def run_folder(*, env: str = "script", algo: str | None = None, seed: int = 0) -
     if handover is not None:
         return handover.run
     run = Run.create(env=env, algo=algo or Path(sys.argv[0] or "python").stem or "python", seed=seed)
+    record(run.file(LOG), f"{sys.argv[0] or 'python'}: process {os.getpid()} on {run.info['host']}")
     atexit.register(_end, run.path, os.getpid())
     return run
 
@@ -80,6 +82,8 @@ def _end(path: Path, pid: int) -> None:
         run.finish("finished")
     else:
         run.end_with(error)
+    failed = error if run.info["state"] == "failed" else None
+    record(path / LOG, run.ended, level="error" if failed else "info", error=failed)
 
 
 def overrides(config: type[S]) -> S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -62,4 +63,8 @@ def test_a_script_under_plain_python_says_how_it_ended(tmp_path: Path, last_line
     run = Run.open("latest", root=tmp_path / "runs")
     assert run.state == state
     assert ("boom" in str(run.info["stop_reason"])) == (state == "failed")
+    rows = [json.loads(line) for line in (run.path / "logs" / "main-0.jsonl").read_text().splitlines()]
+    told = [] if last_line.startswith("run.finish") else [state]
+    assert [row["message"].split(":")[0] for row in rows] == [str(script), *told]
+    assert ("boom" in str(rows[-1].get("traceback"))) == (state == "failed")
     assert (run.info["stop_reason"] == "sigterm") == (last_line == TERMINATED)
