@@ -29,7 +29,7 @@ def check_timeout(timeout: float | None, what: str) -> float | None:
     given: object = timeout  # whatever it is annotated as
     if isinstance(given, bool) or not isinstance(given, Real) or not timeout >= 0:
         raise UsageError(f"{what} takes timeout= in seconds, at least 0, or None, not {timeout!r}")
-    return float(timeout)  # also of numpy's numbers, which no lock takes
+    return float(min(timeout, FOR_EVER))  # a float too of numpy's numbers, which no lock takes
 
 
 @functools.cache

@@ -165,6 +165,23 @@ def test_numbers_of_any_library_are_timeouts(town: Town) -> None:
             bus.wait_for("learner_news", timeout=timeout)
 
 
+@pytest.mark.parametrize("timeout", [10**400, float("inf"), 1e30], ids=["huge", "inf", "1e30"])
+def test_a_timeout_may_be_longer_than_any_clock_counts(town: Town, timeout: float) -> None:
+    bus = town.join("collector")
+    bus.declare("collector_data", "stream")
+    bus.emit("collector_news", 1)
+    bus.consume("collector_data")
+    bus.push("collector_data", 2, timeout=timeout)
+    bus.serve("collector_get", lambda: 3, thread="service")
+    assert bus.take("collector_data", timeout=timeout).value == 2
+    assert bus.call("collector_get", timeout=timeout) == 3
+    answering = town.join("learner")
+    answering.serve("learner_get", lambda: 4, thread="service")
+    answering.ready()
+    assert bus.call("learner_get", timeout=timeout) == 4
+    assert len(bus.wait_for_peers("learner", timeout=timeout)) == 1
+
+
 def test_lists_of_peers_leave_the_launcher_out(town: Town) -> None:
     learner, observer = town.join("learner"), town.join("observer")
     eventually(lambda: len(learner.peers()) == 2)
