@@ -55,11 +55,12 @@ class Explanation:
     def text(self) -> str:
         """A few lines for reading."""
         if self.type == _SECTION:
-            return f"\n{self.key}: {self.description}"
+            return f"\n{self.key}: {self.description}".rstrip()
         value = f"{_shown(self.value)}  ({self.origin})" if self.set else f"not set: {self._parent} is null"
         default = "required" if self.required else f"default {_shown(self.default)}"
         kind = ", ".join(part for part in (self.type, self.range) if part)
-        return f"{self.key} = {value}\n    {kind}; {default}\n    {self.description}"
+        lines = [f"{self.key} = {value}", f"    {kind}; {default}", f"    {self.description}"]
+        return "\n".join(lines if self.description else lines[:2])  # a recipe of the user's own may have none
 
     @property
     def _parent(self) -> str:

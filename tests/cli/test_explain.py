@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,6 +103,11 @@ def test_types_and_ranges_are_told_in_words(explained: dict[str, Explanation]) -
         "maybe.depth": ("whole number or null", "> 0, < 9"),
     }
     assert explained["part"].description == "A part of the whole."
+
+
+def test_a_key_without_a_description_has_two_lines(explained: dict[str, Explanation]) -> None:
+    plain = replace(explained["rate"], description="")
+    assert plain.text() == "rate = 0.1  (base below.yaml)\n    number, > 0, <= 1; default 0.5"
 
 
 def constraints(kind: type[Struct], path: str = "") -> Iterator[tuple[str, str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -185,6 +186,7 @@ panel.close()
 def test_a_real_terminal_that_is_made_narrower_keeps_one_whole_picture() -> None:
     ours, theirs = pty.openpty()
     terminal = Terminal(120, 40)
+    decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end in the midst of a sign
 
     def resize(width: int) -> None:
         terminal.resize(width)
@@ -194,7 +196,7 @@ def test_a_real_terminal_that_is_made_narrower_keeps_one_whole_picture() -> None
         """Take over what the program has written: all of it is there when it has answered."""
         by = time.monotonic() + 30
         while select.select([ours], [], [], 0)[0] and time.monotonic() < by:
-            terminal.write(os.read(ours, 1 << 16).decode())
+            terminal.write(decoder.decode(os.read(ours, 1 << 16)))
 
     resize(120)
     env = {
