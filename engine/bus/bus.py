@@ -355,6 +355,8 @@ class Bus:
             if self._counted != event:
                 raise UsageError(f"amounts are counted of {self._counted!r}; {event!r} is another stream")
         self._streams.push(event, value, timeout, self.peer, self._there, amount)
+        if amount:
+            self.meter.sent(amount)
 
     def consume(self, event: str, *, capacity: int | None = None) -> None:
         """Have items of a stream sent here, at most `capacity` of each producer that were not taken."""

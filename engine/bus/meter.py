@@ -30,7 +30,7 @@ import msgspec
 
 _MAGIC = int.from_bytes(b"engmeter", "little")
 _IS_MAGIC, _NONCE, _KEY, _HAS_ENV, _STEPPED, _ACTIVE, _ROWS = range(7)
-_MARK, _HELD, _PUSHED, _DROPPED, _WAITING, _ITEMS, _FIRST_ITEM = range(7)
+_MARK, _HELD, _SENT, _PUSHED, _DROPPED, _WAITING, _ITEMS, _FIRST_ITEM = range(8)
 _MOST_ITEMS = 512
 _SLOT = _FIRST_ITEM + 2 * _MOST_ITEMS
 _SLOTS_AT = 8
@@ -86,6 +86,8 @@ class Reading:
     """What it had made when something was handed over last."""
     held: int = 0
     """What was handed over and not pushed yet."""
+    sent: int = 0
+    """What the task has given to the stream; it comes there a moment later."""
     pushed: int = 0
     dropped: int = 0
     waiting: int = 0
@@ -105,7 +107,7 @@ class Reading:
         return bool(self.stepped or self.mark or self.held or self.pushed)
 
 
-_MADE = ("key", "stepped", "mark", "held", "pushed", "dropped", "waiting")
+_MADE = ("key", "stepped", "mark", "held", "sent", "pushed", "dropped", "waiting")
 
 
 class Meter:
@@ -156,6 +158,12 @@ class Meter:
         with self._lock:
             self._producer[_MARK] = self._words[_STEPPED]
             self._producer[_HELD] += amount
+            self._commit()
+
+    def sent(self, amount: int) -> None:
+        """So much was given to the stream, whose outbox will count it."""
+        with self._lock:
+            self._producer[_SENT] += amount
             self._commit()
 
     def moved(self, items: Iterable[tuple[int, int]], *, pushed: int = 0, dropped: int = 0) -> None:
@@ -291,7 +299,7 @@ def _mapped(fd: int, access: int) -> memoryview[int]:
 
 def _read(words: memoryview[int]) -> Reading:
     at = _SLOTS_AT + words[_ACTIVE] * _SLOT
-    mark, held, pushed, dropped, waiting, count = (words[at + index] for index in range(_FIRST_ITEM))
+    mark, held, sent, pushed, dropped, waiting, count = (words[at + index] for index in range(_FIRST_ITEM))
     items = None
     if count <= _MOST_ITEMS:
         first = at + _FIRST_ITEM
@@ -301,8 +309,18 @@ def _read(words: memoryview[int]) -> Reading:
         row = _ROWS_AT + place * _ROW
         begin = row + 2 + words[row + 1] * _FIELDS
         rows[words[row]] = Row(*words[begin : begin + _FIELDS])
-    stepped = words[_STEPPED] if words[_HAS_ENV] else None
-    return Reading(words[_KEY], stepped, _signed(mark), _signed(held), pushed, dropped, waiting, items, rows)
+    return Reading(
+        key=words[_KEY],
+        stepped=words[_STEPPED] if words[_HAS_ENV] else None,
+        mark=_signed(mark),
+        held=_signed(held),
+        sent=sent,
+        pushed=pushed,
+        dropped=dropped,
+        waiting=waiting,
+        items=items,
+        rows=rows,
+    )
 
 
 def _signed(word: int) -> int:

@@ -431,7 +431,7 @@ class Launcher:
         in_order = left and place.attached
         place.state = "finished" if in_order else "lost"
         self._note_reports()
-        self._ledger.lose(place.seat.name)
+        self._ledger.lose(place.seat.name, final=in_order)
         role = self.plan.roles[place.seat.role]
         policy = self.plan.policies[role.name]
         if place.attached and (in_order or policy.loss == "restart"):

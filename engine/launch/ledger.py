@@ -15,7 +15,7 @@ twice, in a way that is a mistake of the program, and `mismatches` says so.
 ``lost`` says how much of what waits, is held or was being collected went with a process that was lost.
 
 The meter of a process on another machine cannot be read.  Of such a process is known what it reported last,
-which is not checked.
+which is not checked; if it is lost without a farewell, ``lost`` is None: nothing else knows.
 
 A league has accounts too: for each actor, ``jobs_given = jobs_counted + jobs_open + jobs_lost``.
 """
@@ -48,6 +48,13 @@ class _Entry:
     told: Reading = field(default_factory=Reading)
     """What it reported last."""
     is_lost: bool = False
+    is_final: bool = False
+    """Whether its last report was its farewell."""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether it was lost with counts that nothing else could read."""
+        return self.is_lost and self.read is None and not self.is_final
 
     @property
     def reading(self) -> Reading:
@@ -70,9 +77,13 @@ class Ledger:
         if made is not None:
             self._last(name).told = made
 
-    def lose(self, name: str) -> None:
-        """The process of that name was lost: what the learner has not received by then never comes."""
-        self._last(name).is_lost = True
+    def lose(self, name: str, *, final: bool = False) -> None:
+        """The process of that name is gone: what the learner has not received by then never comes.
+
+        `final` says that it left in order, so that its last report holds everything.
+        """
+        entry = self._last(name)
+        entry.is_lost, entry.is_final = True, final
 
     def totals(self) -> dict[str, dict[str, Any]]:
         """Return what became of the env steps of each; see the head of this module."""
@@ -84,6 +95,8 @@ class Ledger:
             if not accounts and not jobs.given:
                 continue
             total: dict[str, Any] = {column: sum(one[column] for one in accounts) for column in _COLUMNS}
+            if any(entry.unknown for entry, _ in entries):
+                total["lost"] = None
             total["exact"] = all(entry.read is not None for entry, _ in entries)
             if jobs.given:
                 total |= _jobs(jobs, entries[-1][0])
@@ -97,7 +110,7 @@ class Ledger:
         for name, entries in sorted(readings.items()):
             for entry, reading in entries:
                 if entry.read is not None and reading.used:
-                    parts += [f"of {name} {what}" for what in _wrong(reading, rows)]
+                    parts += [f"of {name} {what}" for what in _wrong(entry, reading, rows)]
             jobs = rows.get(key_of(name), Row())
             if jobs.given != jobs.counted + jobs.open + jobs.lost:
                 parts.append(
@@ -111,23 +124,22 @@ class Ledger:
         account = self.totals().get(name)
         if account is None or not account["stepped"]:
             return ""
-        stepped, lost = account["stepped"], account["lost"]
-        whose = "its" if account["exact"] else "the"
-        known = "env steps" if account["exact"] else "env steps that it reported"
+        stepped, received, lost = account["stepped"], account["received"], account["lost"]
+        if lost is None:
+            return f"{received:,} of its env steps were received, how many it has made since is not known"
         if not lost:
-            return f"all of {whose} {stepped:,} {known} were received"
-        return (
-            f"of {whose} {stepped:,} {known} {account['received']:,} were received, at most {lost:,} are lost"
-        )
+            return f"all of its {stepped:,} env steps were received"
+        return f"of its {stepped:,} env steps {received:,} were received, at most {lost:,} are lost"
 
     def losses(self) -> str:
         """Say what is lost for good, once the run is over; an empty string where nothing is."""
         parts = []
         for name, account in self.totals().items():
-            if account["lost"]:
+            if account["lost"] is None:
+                parts.append(f"how many env steps of {name} are lost is not known: it ran on another machine")
+            elif account["lost"]:
                 parts.append(
                     f"{account['lost']:,} of the {account['stepped']:,} env steps of {name} are lost"
-                    + ("" if account["exact"] else ", and what it made after its last report")
                 )
             if account["unlearned"]:
                 parts.append(
@@ -178,13 +190,17 @@ def _waiting(reading: Reading, row: Row) -> int:
     return sum(amount for number, amount in reading.items if not row.has(number))
 
 
-def _wrong(reading: Reading, rows: Mapping[int, Row]) -> list[str]:
+def _wrong(entry: _Entry, reading: Reading, rows: Mapping[int, Row]) -> list[str]:
     """Say what does not add up of the counts of one process and its consumer."""
     wrong = []
     if reading.stepped is not None and reading.mark != reading.held + reading.pushed:
         wrong.append(
             f"{reading.mark:,} env steps were made until it last sent some, and "
             f"{reading.held + reading.pushed:,} were sent or held"
+        )
+    if reading.sent > reading.pushed and not entry.is_lost:  # a process that is killed may be in between
+        wrong.append(
+            f"{reading.sent:,} env steps were given to the stream, and {reading.pushed:,} came there"
         )
     row = rows.get(reading.key, Row())
     found = row.received + row.unused + reading.dropped + _waiting(reading, row)

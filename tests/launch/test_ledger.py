@@ -71,6 +71,14 @@ def test_trajectories_that_were_made_and_never_sent_are_told() -> None:
     )
 
 
+def test_items_that_the_stream_never_got_are_told_unless_the_process_was_killed_meanwhile() -> None:
+    made = collector(stepped=64, mark=64, held=16, sent=64, pushed=48)
+    ledger = kept(made, received=48, next=3, recent=0b111)
+    assert ledger.mismatches() == "of collector_0 64 env steps were given to the stream, and 48 came there"
+    ledger.lose("collector_0")
+    assert ledger.mismatches() == ""
+
+
 def test_a_process_that_takes_the_name_of_a_lost_one_has_an_account_of_its_own() -> None:
     ledger, other = kept(GOOD, received=35, next=2, recent=0b11), "collector_0:2"
     ledger.lose("collector_0")
@@ -88,10 +96,15 @@ def test_of_a_meter_out_of_reach_is_known_what_was_reported_last_and_that_is_sai
     ledger.note("collector_0", {"made": GOOD.made()})
     ledger.begin("learner_0", lambda: Reading(rows={key_of(ID): Row(received=80, next=4, recent=15)}))
     ledger.lose("collector_0")
-    assert not ledger.totals()["collector_0"]["exact"]
+    account = ledger.totals()["collector_0"]
+    assert (account["exact"], account["lost"], account["received"]) == (False, None, 80)
     assert ledger.mismatches() == "", "what it made after its last report is not known"
-    assert "and what it made after its last report" in ledger.losses()
-    assert "env steps that it reported" in ledger.at_most_lost("collector_0")
+    assert ledger.at_most_lost("collector_0") == (
+        "80 of its env steps were received, how many it has made since is not known"
+    )
+    assert "how many env steps of collector_0 are lost is not known" in ledger.losses()
+    ledger.lose("collector_0", final=True)
+    assert ledger.totals()["collector_0"]["lost"] == 15, "it left in order, and said so last"
 
 
 def test_who_makes_no_env_steps_has_no_account() -> None:
