@@ -50,6 +50,7 @@ def ending(run: Run) -> dict[str, Any]:
         "state": run.state,
         "stop_reason": run.info.get("stop_reason"),
         "exit_code": run.exit_code,
+        "exchange_mismatch": run.info.get("exchange_mismatch"),
         "result": run.result,
         "policies": [str(path) for path in sorted(run.path.glob("policies/*"))],
         "plots": [str(path) for path in sorted(run.path.glob("plots/*.png"))],
