@@ -107,9 +107,8 @@ def _never(name: str) -> list[str]:
     return [] if name.startswith("league") else ["evaluate.every=1_000_000_000"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "ppo/cartpole" else SLOW) for name in DECAYING]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECAYING)
 @pytest.mark.timeout(120)
 def test_a_return_alone_ends_a_run_and_it_repeats_exactly(name: str, tmp_path: Path) -> None:
     still = [
