@@ -76,7 +76,7 @@ def _safely(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except Exception as error:  # whatever a broken installation raises belongs into the report
         name = check.func.__name__ if isinstance(check, partial) else check.__name__
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        said = _plain(f"{type(error).__name__}: {error}").partition("; `engine doctor")[0]
         yield Finding(name.removeprefix("_"), "fail", said)
 
 
@@ -195,8 +195,8 @@ def _spaces(env_id: str) -> Iterator[Finding]:
     from engine.envs.make import check_env
 
     observation, action = check_env(EnvConfig(id=env_id))
-    yield Finding("observation", "ok", str(observation))
-    yield Finding("action", "ok", str(action))
+    yield Finding("observation", "ok", _plain(str(observation)))
+    yield Finding("action", "ok", _plain(str(action)))
 
 
 def _gymnasium(env_id: str) -> Iterator[Finding]:
@@ -246,7 +246,7 @@ def _steps(env_id: str) -> Iterator[Finding]:
 
 
 def _plain(text: str) -> str:
-    """A warning of gymnasium's in one line, without its colours."""
+    """A text of gymnasium's in one line, without its colours."""
     return " ".join(re.sub(r"\x1b\[\d+m", "", text).removeprefix("WARN: ").split())
 
 

@@ -9,6 +9,7 @@ The methods are watched on the instances and left as they were after the first s
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -106,10 +107,12 @@ class Watched:
                 raise
             raise extra from error
         except Exception as error:
+            if watch.breach is None and isinstance(error, TypeError):
+                watch.breach = self._hinted(_breach_of_call(self._env, method, args, kwargs))
             if self._outermost and watch.breach is not None:
                 raise EnvError(self._told(watch.breach)) from error
             raise
-        breach = judge(self._env, result)
+        breach = self._hinted(judge(self._env, result))
         if breach is not None:
             if watch.breach is None or (self._outermost and watch.breach.kind != breach.kind):
                 watch.breach = breach
@@ -118,9 +121,31 @@ class Watched:
         return result
 
     def _told(self, breach: _Breach) -> str:
+        return f"{self._watch.name}: {breach.text}"
+
+    def _hinted(self, breach: _Breach | None) -> _Breach | None:
+        """Add what checks the rest; of an environment only, as doctor puts no wrappers around it."""
         name = self._watch.name
-        known = ":" in name or name in gymnasium.registry
-        return f"{name}: {breach.text}" + (f"; `engine doctor --env {name}` checks the rest" if known else "")
+        if breach is None or isinstance(self._env, gymnasium.Wrapper):
+            return breach
+        if ":" not in name and name not in gymnasium.registry:
+            return breach
+        return breach._replace(text=f"{breach.text}; `engine doctor --env {name}` checks the rest")
+
+
+def _breach_of_call(env: Any, method: Callable[..., Any], args: Any, kwargs: Any) -> _Breach | None:
+    """What is wrong with the arguments that a method takes; None if its error came from within."""
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # written in C
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        name = method.__name__
+        takes = "(*, seed=None, options=None)" if name == "reset" else "(action)"
+        return _Breach("call", f"{name} of {type(env).__name__} must take {takes}, and takes {signature}")
+    return None
 
 
 def _breach_of_reset(env: Any, result: Any) -> _Breach | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -69,6 +69,8 @@ class EnvMaker:
     plugins: tuple[str, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     render_mode: str | None = None
+    tried: bool = False
+    """Whether wrappers of the same kind are tried elsewhere, on another copy."""
 
     def find(self) -> Found:
         """Import the plugins and return the environment; `EnvError` with the nearest id if there is none."""
@@ -99,16 +101,17 @@ class EnvMaker:
                     raise EnvError(
                         f"wrapper {wrapper!r} makes a {type(env).__name__}, which is no gymnasium.Env"
                     )
-        return _looked_after(env, made, found.name)
+        return _looked_after(env, made, found.name, tried=self.tried)
 
 
-def _looked_after(env: Any, made: Any, name: str) -> Any:
+def _looked_after(env: Any, made: Any, name: str, *, tried: bool = False) -> Any:
     """Return an environment that is checked at its first step, and counted below its wrappers."""
-    try:
-        refuse_running_statistics(env, name)
-    except EnvError:
-        env.close()
-        raise
+    if not tried:
+        try:
+            refuse_running_statistics(env, name)
+        except EnvError:
+            env.close()
+            raise
     watch_first_calls(env, name)
     return count_innermost(env, made)
 
@@ -124,9 +127,10 @@ def make_anyhow(maker: Callable[[], Any]) -> Any:
 def _construct(found: Found, kwargs: dict[str, Any]) -> Any:
     try:
         if found.spec is not None:
-            return gymnasium.make(found.spec, disable_env_checker=True, **kwargs)
-        assert found.create is not None
-        env = found.create(**kwargs)
+            env = gymnasium.make(found.spec, disable_env_checker=True, **kwargs)
+        else:
+            assert found.create is not None
+            env = found.create(**kwargs)
     except EngineError:
         raise
     except DEPENDENCY as error:
@@ -144,6 +148,12 @@ def _construct(found: Found, kwargs: dict[str, Any]) -> Any:
         raise
     if not isinstance(env, gymnasium.Env):
         raise EnvError(f"{found.name} makes a {type(env).__name__}, which is no gymnasium.Env")
+    for key in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, key, None), gymnasium.Space):
+            kind = type(env.unwrapped).__name__
+            raise EnvError(
+                f"{found.name}: {kind} has no {key}; set self.{key}, a gymnasium.Space, in __init__"
+            )
     return env
 
 
@@ -190,9 +200,11 @@ def make_env(
     elif vectorization == "auto" and num_envs >= NATIVE_FROM and render_mode is None:
         raw = _native_if_alike(maker, found, num_envs)
     elif vectorization == "process":
-        raw = ProcessVectorEnv([maker] * num_envs, name=found.name)
+        makers = [maker, *[replace(maker, tried=True)] * (num_envs - 1)]
+        raw = ProcessVectorEnv(makers, name=found.name)
     if raw is None:
-        raw = _sync(maker, found.name, num_envs)
+        # VectorEnv tries the wrappers of the first copy.
+        raw = _sync(replace(maker, tried=True), found.name, num_envs)
     try:
         limited = _time_limited(maker, found, raw)
         return VectorEnv(raw, seed=seed, role=role, name=found.name, time_limited=limited)

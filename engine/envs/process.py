@@ -168,7 +168,8 @@ class ProcessVectorEnv(GymVectorEnv):
         if failed:
             index, (error, summary, text) = failed
             error = error or EnvError(summary)
-            error.add_note(f"raised by environment {self._name}, index {index}, in its process:\n{text}")
+            where = f", in its process:\n{text}" if text else ""
+            error.add_note(f"raised by environment {self._name}, index {index}{where}")
             raise error
         return values
 

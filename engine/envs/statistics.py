@@ -7,7 +7,8 @@ gymnasium's `NormalizeObservation` is known by its class (with ``update_running_
 stand still and it is let through).  A wrapper of the user's own is tried out if it has an `observation`
 method or attributes that look like statistics: two copies of it stand on stubs, are shown different episodes,
 and then the same observation many times over.  If they do not agree about that one, what they saw before
-still counts.  A stack of frames forgets it; fixed scaling and noise pass too, as both copies draw the same.
+still counts.  A stack of frames forgets it; fixed scaling and noise pass too: both copies draw the same, or
+two copies that saw the same differ as well.
 
 Out of reach: what `AsyncVectorEnv` holds, wrappers that write their own `step` and whose attributes tell
 nothing, and wrappers that only work on their very environment.
@@ -15,7 +16,9 @@ nothing, and wrappers that only work on their very environment.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import random
 import re
 import types
@@ -66,10 +69,15 @@ def _has_running_statistics(layer: Any) -> bool:
     if not _is_suspect(layer):
         return False
     try:
-        first, second = (_last_of_repeated(layer, seed) for seed in (1, 2))
+        with contextlib.redirect_stdout(io.StringIO()):  # what it prints would be of episodes that are none
+            first, second = (_last_of_repeated(layer, seed) for seed in (1, 2))
+            if _alike(first, second):
+                return False
+            again = _last_of_repeated(layer, 1)
     except Exception:  # it does not work on a stub: judge by what it holds
         return _holds_running_mean(layer)
-    return not _alike(first, second)
+    # Noise that no seed repeats, or a clock, tells nothing about what it saw.
+    return _alike(first, again) or _holds_running_mean(layer)
 
 
 def _is_suspect(layer: Any) -> bool:

@@ -14,12 +14,14 @@ import traceback
 from types import FrameType
 from typing import Any, BinaryIO
 
+from engine.errors import EngineError
 from engine.signals import unblock
 
 
 def _failure(error: BaseException) -> tuple[str, BaseException | None, str, str]:
     summary = "".join(traceback.format_exception_only(error)).strip()
-    text = "".join(traceback.format_exception(error))
+    # Our own errors say what happened; the lines that raised them are none of the user's.
+    text = "" if isinstance(error, EngineError) else "".join(traceback.format_exception(error))
     try:
         # Both ways, because an error may be written and yet not be read (its __init__ decides).
         error = pickle.loads(pickle.dumps(error.with_traceback(None)))

@@ -69,7 +69,7 @@ def warn_of_ratios(model: nn.Module, space: Space, policy: Call) -> None:
         "%s computes something else while it learns than while it acts (%s), so probability ratios do not "
         "start at 1, as if the policy had changed already; prefer a model without that",
         type(model).__name__,
-        ", ".join(noisy) or "it looks at self.training",
+        ", ".join(noisy) or "it looks at self.training, or draws at random",
     )
 
 

@@ -141,6 +141,38 @@ def test_processes_and_vector_environments_of_ones_own_tell_it_too():
             act(env)
 
 
+class Unseedable(Broken):
+    """As before gymnasium had seeds in `reset`."""
+
+    def reset(self):
+        return self.first
+
+
+class Spaceless(gymnasium.Env):
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def test_a_reset_without_seed_is_told_with_what_it_must_take():
+    words = r"reset of Unseedable must take \(\*, seed=None, options=None\), and takes \(\)"
+    for wrappers in ([], [Repairing, "NormalizeReward"]):
+        with make_env(Unseedable, wrappers=wrappers) as env, pytest.raises(EnvError, match=words):
+            env.reset()
+
+
+def test_an_environment_without_a_space_is_told_before_wrappers_fail():
+    with pytest.raises(EnvError, match=r"Spaceless has no action_space; set self\.action_space"):
+        make_env(Spaceless, wrappers=["NormalizeReward"])
+
+
+def test_doctor_is_recommended_for_environments_and_not_for_wrappers():
+    with (
+        make_env("CartPole-v1", wrappers=[Shrinking]) as env,
+        pytest.raises(EnvError, match="of Shrinking must") as caught,
+    ):
+        env.reset()
+    assert "doctor" not in str(caught.value)
+
+
 def test_a_wrapper_may_mend_what_it_stands_on():
     kwargs = {"then": (RIGHT, np.ones(1), False, {})}
     with make_env(Broken, kwargs=kwargs, wrappers=[Repairing]) as env:

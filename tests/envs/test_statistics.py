@@ -140,6 +140,24 @@ class Noisy(gymnasium.ObservationWrapper):
         return (obs + noise).astype(np.float32)
 
 
+class Unseeded(gymnasium.ObservationWrapper):
+    """Noise that no seed repeats."""
+
+    def observation(self, obs):
+        return (obs + np.random.default_rng().normal(size=4)).astype(np.float32)
+
+
+class Telling(gymnasium.ObservationWrapper):
+    """Says how often it was called in all."""
+
+    calls = 0
+
+    def observation(self, obs):
+        Telling.calls += 1
+        print("seen")
+        return obs
+
+
 class RewardStatistics(gymnasium.Wrapper):
     """Running statistics, of rewards."""
 
@@ -183,7 +201,7 @@ REFUSED = [
     Borrowed,
     closure,
 ]
-ALLOWED = ["NormalizeReward", Fixed, Stack, Noisy, RewardStatistics, Watching, frozen,
+ALLOWED = ["NormalizeReward", Fixed, Stack, Noisy, Unseeded, RewardStatistics, Watching, frozen,
            {"wrapper": "FrameStackObservation", "stack_size": 4}, "FlattenObservation"]  # fmt: skip
 
 
@@ -207,6 +225,22 @@ def test_trying_a_wrapper_changes_nothing_in_it():
         stack = env.env.envs[0].env
         assert not stack.frames
     np.testing.assert_array_equal(np.random.get_state()[1], before)
+
+
+def test_the_wrappers_of_one_copy_are_tried_in_silence_whatever_num_envs_is(capsys):
+    calls = []
+    for num_envs in (1, 8):
+        Telling.calls = 0
+        make_env("CartPole-v1", wrappers=[Telling], num_envs=num_envs, vectorization="sync").close()
+        calls.append(Telling.calls)
+    assert calls[0] == calls[1] > 0
+    assert capsys.readouterr().out == ""
+
+
+def test_processes_refuse_them_too():
+    with pytest.raises(EnvError, match="Welford around") as caught:
+        make_env("CartPole-v1", wrappers=[Welford], num_envs=2, vectorization="process")
+    assert not any("Traceback" in note for note in caught.value.__notes__)
 
 
 def test_they_are_refused_wherever_they_hide():
