@@ -53,6 +53,7 @@ HUB = "the hub"
 
 _MOST_OUTSIDERS, _OUTSIDE_SECONDS = 256, 60.0
 _PING_SECONDS = 2.0
+_AGAIN_SECONDS = 1.0  # between attempts at an address where nothing listened
 _BLOCKED_SECONDS = 0.05  # the transport tells when there is room; this is for one that cannot
 _LONGEST_WAIT = 0.25
 
@@ -61,6 +62,8 @@ class _Peer:
     """The link to one peer: lanes out, intakes in, and what is known of its health."""
 
     __slots__ = (
+        "address",
+        "again_at",
         "denied",
         "down_at",
         "down_cause",
@@ -78,8 +81,9 @@ class _Peer:
         "up",
     )
 
-    def __init__(self, key: str, now: float) -> None:
-        self.key = key
+    def __init__(self, key: str, address: str, now: float) -> None:
+        self.key, self.address = key, address
+        self.again_at = now + _AGAIN_SECONDS
         self.lanes = (
             Lane(window=4096, window_bytes=8 << 20),
             Lane(window=64, window_bytes=64 << 20),
@@ -158,15 +162,15 @@ class Links:
 
     def open(self, id: str, address: str, now: float) -> None:
         """Begin a link; that to `HUB` takes what comes back on its own connection too."""
-        self._peers[id] = _Peer(id, now)
+        self._peers[id] = _Peer(id, address, now)
         self._ids[id] = id
         self._transport.connect(id, address, answered=id == HUB)
 
-    def again(self, id: str, address: str) -> None:
-        """Begin the connection of a link anew: that to an address at which nothing could be opened."""
-        key = self._peers[id].key
-        self._transport.disconnect(key)
-        self._transport.connect(key, address, answered=key == HUB)
+    def _again(self, peer: _Peer, now: float) -> None:
+        """Begin a connection anew that never came about: a transport may have let go of its end."""
+        peer.again_at = now + _AGAIN_SECONDS
+        self._transport.disconnect(peer.key)
+        self._transport.connect(peer.key, peer.address, answered=peer.key == HUB)
 
     def rename(self, id: str, name: str) -> None:
         """It has become known which process is at the other end of a link."""
@@ -391,6 +395,8 @@ class Links:
     def keep_up(self, now: float) -> None:
         """Probe where an answer is due, and let go of outsiders."""
         for peer in self._peers.values():
+            if peer.refused and not peer.met and now >= peer.again_at:
+                self._again(peer, now)
             for number, lane in enumerate(peer.lanes):
                 epoch = lane.probe(now)
                 if epoch is not None:

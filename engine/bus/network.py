@@ -69,7 +69,6 @@ REFUSED_TOLD_SECONDS, TOLD_SECONDS, TOLD_AGAIN_SECONDS = 0.3, 1.0, 10.0
 
 _HELLO_SECONDS = 0.1
 _ROOM_SECONDS = 0.5  # between two looks whether there is room for more peers
-_AGAIN_SECONDS = 1.0  # between attempts at an address where nothing could be opened
 _MOST_REMEMBERED = 256
 _STALL_SECONDS = 1.0
 _SWITCH_SECONDS = 0.0005
@@ -163,7 +162,7 @@ class Network:
         self._wakes: list[Callable[[], None]] = []
         self._reached, self._joined = threading.Event(), threading.Event()
         self._broken: BaseException | None = None
-        self._hello_at = self._again_at = self._room_at = 0.0
+        self._hello_at = self._room_at = 0.0
         self._may_ask = True  # whether this process may ask to be let in
         self._newcomers: dict[str, Hello] = {}  # which the hub connects to
         self._turned_away: dict[str, str] = {}  # the latest, with the reason
@@ -647,6 +646,8 @@ class Network:
         """A member is new, or offers or wants something else."""
         before = self.router.members.get(member.id)
         self.router.changed(member)
+        self._room_at = 0.0  # it may have taken a connection, or soon will
+        self._links.soon(0.0)
         if before is None:
             self._receiver.joined(member)
         self._receiver.changed()
@@ -730,9 +731,6 @@ class Network:
         elif cause is not None:
             what = f"the hub at {self._at} was lost before it let this process in: {cause}"
             self._give_up(HubLost(what, peer="the hub", cause=cause))
-        elif standing.refused and now >= self._again_at:
-            self._again_at = now + _AGAIN_SECONDS
-            self._links.again(HUB, self._at or "")
 
     def _judge(self, id: str, now: float) -> None:
         """Act on it where a member, or the hub, is lost."""
