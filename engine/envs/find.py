@@ -187,6 +187,8 @@ def find_wrapper(wrapper: Wrapper) -> Callable[[Any], Any]:
         name = arguments.pop("wrapper", None)
         if not isinstance(name, str):
             raise EnvError(f"a wrapper given as a dict names itself under 'wrapper'; got {dict(wrapper)}")
+        if ":" not in name:  # gymnasium's take tuples, which YAML and the command line cannot write
+            arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}
         return partial(_wrapper_class(name), **arguments)
     if callable(wrapper):
         return wrapper

@@ -181,6 +181,12 @@ def test_wrappers_are_names_dicts_or_callables(wrappers):
         assert [env.step(np.zeros(1, int)).truncated[0] for _ in range(2)] == [False, True]
 
 
+def test_lists_are_tuples_to_gymnasiums_wrappers_as_yaml_writes_no_tuples():
+    reshape = {"wrapper": "ReshapeObservation", "shape": [2, 2]}
+    with make_env("CartPole-v1", wrappers=[reshape], num_envs=3) as env:
+        assert env.reset().shape == (3, 2, 2)
+
+
 def test_arguments_reach_the_environment_and_a_misspelt_one_is_named():
     with make_env("engine.envs.toy:ConstantRewardEnv", kwargs={"length": 3}) as env:
         env.reset()
