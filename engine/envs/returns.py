@@ -22,36 +22,29 @@ from gymnasium.vector import VectorWrapper as GymVectorWrapper
 from engine.envs.contract import Watched
 
 _HARMLESS = frozenset(
-    f"gymnasium.{name}"
-    for name in (
-        *("core.Wrapper", "core.ObservationWrapper", "core.ActionWrapper"),
-        *("wrappers.common.OrderEnforcing", "wrappers.common.PassiveEnvChecker"),
-        *("wrappers.common.RecordEpisodeStatistics", "wrappers.common.TimeLimit"),
-        *("wrappers.rendering.RenderCollection", "wrappers.rendering.RecordVideo"),
-        *("wrappers.rendering.HumanRendering", "wrappers.array_conversion.ArrayConversion"),
-        *(
-            "wrappers.stateful_observation.DelayObservation",
-            "wrappers.stateful_observation.FrameStackObservation",
+    f"{module}.{name}"
+    for module, names in {
+        "gymnasium.core": "Wrapper ObservationWrapper ActionWrapper",
+        "gymnasium.wrappers.common": "OrderEnforcing PassiveEnvChecker RecordEpisodeStatistics TimeLimit",
+        "gymnasium.wrappers.rendering": "RenderCollection RecordVideo HumanRendering",
+        "gymnasium.wrappers.array_conversion": "ArrayConversion",
+        "gymnasium.wrappers.stateful_observation": (
+            "DelayObservation FrameStackObservation MaxAndSkipObservation TimeAwareObservation"
         ),
-        *(
-            "wrappers.stateful_observation.MaxAndSkipObservation",
-            "wrappers.stateful_observation.TimeAwareObservation",
-        ),
-        *("wrappers.stateful_action.StickyAction", "wrappers.stateful_action.RepeatAction"),
-        *("vector.vector_env.VectorWrapper", "vector.vector_env.VectorObservationWrapper"),
-        *(
-            "vector.vector_env.VectorActionWrapper",
-            "wrappers.vector.stateful_observation.NormalizeObservation",
-        ),
-        *(
-            "wrappers.vector.common.RecordEpisodeStatistics",
-            "wrappers.vector.dict_info_to_list.DictInfoToList",
-        ),
-        *("wrappers.vector.vectorize_observation.VectorizeTransformObservation",),
-        *("wrappers.vector.rendering.HumanRendering", "wrappers.vector.rendering.RecordVideo"),
-        *("wrappers.vector.array_conversion.ArrayConversion",),
-    )
-) | {"engine.envs.wrappers.RepeatAction", "engine.envs.make._Blaming", "engine.envs.returns.Counted"}
+        "gymnasium.wrappers.stateful_action": "StickyAction RepeatAction",
+        "gymnasium.vector.vector_env": "VectorWrapper VectorObservationWrapper VectorActionWrapper",
+        "gymnasium.wrappers.vector.stateful_observation": "NormalizeObservation",
+        "gymnasium.wrappers.vector.common": "RecordEpisodeStatistics",
+        "gymnasium.wrappers.vector.dict_info_to_list": "DictInfoToList",
+        "gymnasium.wrappers.vector.vectorize_observation": "VectorizeTransformObservation",
+        "gymnasium.wrappers.vector.rendering": "HumanRendering RecordVideo",
+        "gymnasium.wrappers.vector.array_conversion": "ArrayConversion",
+        "engine.envs.wrappers": "RepeatAction",
+        "engine.envs.make": "_Blaming",
+        "engine.envs.returns": "Counted",
+    }.items()
+    for name in names.split()
+)
 """Classes whose own `step` and `reset` leave the rewards of an episode, summed, and its end as they are."""
 
 
