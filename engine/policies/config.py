@@ -70,6 +70,15 @@ class PPOConfig(ActorCriticConfig, frozen=True, kw_only=True, forbid_unknown_fie
 class IMPALAConfig(ActorCriticConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Importance weighted actor-learner architecture: an actor-critic with V-trace (Espeholt et al. 2018)."""
 
+    adam_epsilon: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Adam's guard against division by zero; large, so that a burst of gradient after "
+            "a quiet stretch, which data of older weights repeats, takes no large steps",
+        ),
+    ] = 1e-3
+
     vtrace_lambda: Annotated[
         float, Meta(ge=0, le=1, description="0: one-step targets; 1: as far as the weights reach")
     ] = 1.0

@@ -252,6 +252,23 @@ def test_a_saved_policy_acts_as_before(tmp_path) -> None:
     assert (policy.act(obs, deterministic=True) == again.act(obs, deterministic=True)).all()
 
 
+def test_a_burst_after_a_quiet_stretch_moves_no_weight_by_more_than_the_learning_rate() -> None:
+    # With Adam's usual epsilon its second moment forgets the old gradients, and one bad batch takes ten
+    # steps of up to three times the learning rate each.
+    policy = IMPALA(BOX, spaces.Discrete(2), IMPALAConfig(learning_rate=1e-3))
+    parameter, gradient = policy._weights.parameter.detach(), policy._weights.gradient
+    share = policy.config.max_grad_norm / len(parameter) ** 0.5
+    random = torch.Generator().manual_seed(0)
+    largest = []
+    for step in range(3010):
+        sign = torch.randint(0, 2, parameter.shape, generator=random) * 2.0 - 1.0
+        gradient.copy_(sign * share * (1.0 if step == 3000 else 0.02))
+        before = parameter.clone()
+        policy._optimizer.step()
+        largest.append(float((parameter - before).abs().max()))
+    assert max(largest[3000:]) < 1e-3
+
+
 def test_impala_and_ppo_of_one_seed_begin_with_the_same_net() -> None:
     assert torch.equal(
         weights(IMPALA(BOX, spaces.Discrete(2), seed=7)), weights(PPO(BOX, spaces.Discrete(2), seed=7))
