@@ -92,6 +92,17 @@ def test_two_collectors_in_lockstep_give_the_same_numbers_twice(name: str) -> No
     assert {row["exchange/items"] for row in first.rows} == {2}
 
 
+@pytest.mark.parametrize("name", ["ppo", "impala", "dqn"])
+def test_overlapped_in_roles_the_learner_receives_while_it_learns(name: str) -> None:
+    config = config_of(name, "async_mode=true")
+    crew = {"collector": 2, "learner": 1}
+    first, second = (Fleet(RECIPES[name][0], config, crew).run() for _ in range(2))
+    np.testing.assert_array_equal(weights(first.policy), weights(second.policy))
+    assert weights(first.policy).any()
+    assert first.rows[-1]["env_step"] >= config.stop.env_step
+    assert first.rows[-1]["train_iter"] > 1
+
+
 @pytest.mark.parametrize(
     "words", [["train.prioritized.initial_priority=td_error"], ["collect.epsilon_alpha=7"]]
 )

@@ -212,6 +212,9 @@ class Receiver:
     Raises `DeadlineExceeded`, naming who was expected, where nothing comes for `timeout` seconds.
     """
 
+    transient = ("_policy",)
+    """Only its version is read here, a whole number, also while another station trains it."""
+
     def __init__(
         self,
         policy: Policy,
