@@ -522,11 +522,11 @@ class Task:
         """The first signal: end after the iteration, as the tasks do that this one runs inside of."""
         self.interrupt(REASONS[number])
         if self._stop.outer is None or not self._stop.outer.asks:
-            word, again = REASONS[number], "Ctrl-C"
+            word, again = REASONS[number], "Ctrl-C once more"
             if word != "interrupted":
-                word, again = name_of(number), "a signal"
+                word, again = name_of(number), "another signal"
             unit = "slot" if self.async_mode else "iteration"
-            log.warning("%s: this %s is completed first; %s once more stops at once", word, unit, again)
+            log.warning("%s: this %s is completed first; %s stops at once", word, unit, again)
 
 
 def _nothing(ctx: Context) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from engine import __version__
+from engine.cli.streams import flush, open_standard_streams, reader_gone
 from engine.errors import EngineError, did_you_mean
 from engine.signals import Terminated
 
@@ -47,8 +48,23 @@ Examples:
   engine COMMAND --help                           more about one command"""
 
 
+class _Broken(Exception):
+    """Carries a BrokenPipeError past click, which would leave without a word whatever pipe it was."""
+
+    def __init__(self, error: BrokenPipeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Commands(click.Group):
     """A group that imports a command when it is called, and not to list it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _Broken(error) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which they are met."""
@@ -93,6 +109,7 @@ def cli(ctx: click.Context) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave: 0 ok, 1 failed, 2 usage, 3 configuration, 130, 143, 129 by signals."""
+    open_standard_streams()
     sys.exit(call(argv))
 
 
@@ -103,7 +120,7 @@ def call(argv: Sequence[str] | None = None) -> int:
     """
     try:
         result: Any = cli.main(None if argv is None else list(argv), "engine", standalone_mode=False)
-        sys.stdout.flush()
+        flush()
     except click.ClickException as error:
         # `engine config` alone: its help, and no complaint (click 8.1, without this error, does so itself)
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
@@ -126,8 +143,10 @@ def call(argv: Sequence[str] | None = None) -> int:
     except Terminated as error:
         _complain(str(error))
         return 128 + error.number
-    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _Broken as broken:
+        if not reader_gone():
+            raise broken.error from None  # some other pipe of the program
+        flush()
         return 0
     return result if isinstance(result, int) else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any, TextIO
 import click
 import msgspec
 
+from engine.cli.streams import flush
 from engine.errors import EngineError
 from engine.runs.logs import recording
 from engine.runs.output import Lines, own_stdout, telling
@@ -21,6 +23,9 @@ from engine.runs.output import Lines, own_stdout, telling
 def debugging() -> bool:
     """Whether errors of engine are to be raised, as ``ENGINE_DEBUG=1`` asks."""
     return os.environ.get("ENGINE_DEBUG", "") not in ("", "0")
+
+
+_NAMES = {"end": "result", "config": "configuration"}
 
 
 class Voice:
@@ -36,15 +41,27 @@ class Voice:
         return self._out is not None
 
     def tell(self, text: str, *, event: str = "message", **fields: Any) -> None:
-        """Say something beside the results."""
-        click.echo(json.dumps({"event": event, "text": text, **fields}) if self.in_json else text, err=True)
+        """Say something beside the results; if stderr was closed, or its reader went away, do nothing."""
+        with contextlib.suppress(OSError, ValueError):
+            click.echo(
+                json.dumps({"event": event, "text": text, **fields}) if self.in_json else text, err=True
+            )
 
     def result(self, text: str, event: str, row: Mapping[str, Any]) -> None:
-        """Say a result: the text, or in JSON the row."""
-        if self._out is None:
-            click.echo(text)
-        else:
-            self._write({"event": event, **row})
+        """Say a result: the text, or in JSON the row; nothing if its reader, `head` perhaps, has gone.
+
+        Raises EngineError if stdout cannot be written to, as on a full disk.
+        """
+        try:
+            if self._out is None:
+                click.echo(text)
+            else:
+                self._write({"event": event, **row})
+        except BrokenPipeError:
+            flush()
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise EngineError(f"cannot write the {_NAMES.get(event, event)} to stdout: {why}") from None
 
     @contextmanager
     def kept_in(self, log: Path) -> Iterator[None]:

@@ -127,7 +127,7 @@ def run_experiment(recipe: Recipe, config: Any, *, run: Run, progress: str = "au
                 with run.storing():
                     _draw(run, config, recorder)
                 if judged and stopped is None:
-                    result |= _examine(run, config, recorder, display, limit)
+                    result |= _examine(run, config, recorder, display, stop, limit)
         except (KeyboardInterrupt, Terminated):
             if stop.insisted or not stop.asked:
                 raise
@@ -419,7 +419,7 @@ def _evaluate_last(config: RunConfig, recorder: Recorder, ctx: Any, stop: Stop, 
 
 
 def _examine(
-    run: Run, config: RunConfig, recorder: Recorder, display: Progress, limit: TimeLimit
+    run: Run, config: RunConfig, recorder: Recorder, display: Progress, stop: Stop, limit: TimeLimit
 ) -> dict[str, Any]:
     """Play fresh episodes with the best policy: choosing the best has flattered its own; film it."""
     trained, wanted = recorder.policy, config.evaluate.final_episodes
@@ -428,7 +428,7 @@ def _examine(
     if _hopeless(recorder, limit):
         display.message(f"{limit}: the closing examination and its film are left out")
         return {}
-    give_up = _until(limit, never)
+    give_up = _until(limit, lambda: stop.asked)
     policy = load_policy(run.path, model=copy.deepcopy(trained.model) if trained.custom_model else None)
     episodes: list[Episode] = []
     if wanted:
@@ -439,13 +439,14 @@ def _examine(
                 policy, env, wanted, max_steps=config.evaluate.max_steps, give_up=give_up, tell=tell
             )
         display.played_all()
+    stop.check()  # what a signal raises gets lost if Python code that C calls was running just then
     if give_up():
         display.message(f"{limit} during the closing examination: it is ended, and not filmed")
         return {}
     if config.evaluate.video:
         try:
             step = int(read_metrics(run.path / "metrics.jsonl").rows[-1]["env_step"])
-            with run.storing():
+            with stop.held(), run.storing():  # no frame is left half written
                 film(
                     policy,
                     config,
@@ -460,6 +461,7 @@ def _examine(
         except (MissingExtra, EngineError) as error:
             display.message(f"no film was made: {error}")
         display.played_all()
+        stop.check()
     if not episodes:
         return {}
     returns = [episode.return_ for episode in episodes]

@@ -16,6 +16,14 @@ from rich.live import Live
 from rich.segment import ControlType, Segment
 
 
+class Screen(Console):
+    """A console that raises BrokenPipeError if its reader has gone; rich's own ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Be called by rich where it has caught a BrokenPipeError."""
+        raise BrokenPipeError
+
+
 class Area(Live):
     """`rich.live.Live` that is drawn when it is told to, and takes back what the terminal has broken."""
 

@@ -57,11 +57,9 @@ class Fleet:
         self._live: Any = None
         self._off = self.mode == "off"
         if self.mode == "rich":
-            from rich.console import Console
+            from engine.runs.area import Area, Screen
 
-            from engine.runs.area import Area
-
-            self._console = Console(file=self._file)
+            self._console = Screen(file=self._file)
             self._live = Area(self._console)
 
     def line(self, seat: str, text: str) -> dict[str, Any] | None:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.panel import Panel as Frame
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from engine.runs.area import Area
+from engine.runs.area import Area, Screen
 from engine.runs.progress import Snapshot, cut_of, short, steps
 from engine.runs.stations import bounding, percents
 from engine.runs.throughput import duration
@@ -32,7 +32,7 @@ class Panel:
     every = 0.2
 
     def __init__(self, file: TextIO) -> None:
-        self.console = Console(file=file)
+        self.console = Screen(file=file)
         # A piped stdout carries results and stays what it is.
         self._area = Area(self.console, redirect_stdout=sys.stdout.isatty())
 

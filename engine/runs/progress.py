@@ -86,7 +86,8 @@ class Progress:
         file: TextIO | None = None,
     ) -> None:
         self._keep = keep
-        self.mode = choose_mode(mode, file or sys.stderr)
+        file = file or sys.stderr
+        self.mode = choose_mode(mode, file)
         now = clock()
         self._clock = clock
         self._begin = now
@@ -98,7 +99,7 @@ class Progress:
         self._playing: tuple[str, int, int, int] | None = None
         self._patient_until = now
         self._end: float | None = None
-        self._display = _make_display(self.mode, file or sys.stderr)
+        self._display = _make_display(self.mode, file)
         self._draw_at = now
         self._due = now if self._display else math.inf
 
@@ -244,16 +245,18 @@ def wishing(mode: str) -> Iterator[None]:
         _wished.reset(token)
 
 
-def choose_mode(mode: str, file: TextIO) -> Mode:
+def choose_mode(mode: str, file: TextIO | None) -> Mode:
     """Turn ``auto`` into what was wished for, else ``rich`` on a terminal and ``plain`` anywhere else.
 
-    Raises UsageError for an unknown mode.
+    It is ``off`` without a file: stderr is closed.  Raises UsageError for an unknown mode.
     """
     mode = _wished.get() if mode == "auto" else mode
     if mode not in MODES:
         raise UsageError(
             f"no progress mode {mode!r}; it is one of {', '.join(MODES)}{did_you_mean(mode, MODES)}"
         )
+    if file is None:
+        return "off"
     if mode != "auto":
         return mode  # type: ignore[return-value]
     return "rich" if file.isatty() and os.environ.get("TERM", "") not in ("dumb", "") else "plain"

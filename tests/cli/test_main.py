@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import resource
 import subprocess
@@ -170,6 +172,66 @@ def test_a_reader_that_leaves_early_is_no_mistake() -> None:
     words = f"{sys.executable} -m engine.cli.main config show ppo/cartpole | true"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr == ""
+
+
+RECIPE = """
+import errno
+import msgspec
+from engine import OnlineContext, Task
+
+class Config(msgspec.Struct):
+    fail: list[int] | None = None
+
+def recipe(config: Config) -> Task:
+    def work(ctx):
+        if config.fail is not None:
+            raise BrokenPipeError(*config.fail[:1], *(["of the simulator"] * len(config.fail)))
+        ctx.env_step += 1
+
+    return Task(OnlineContext()).use(work).use(lambda ctx: ctx.finish("one is enough"), name="end")
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "streams",
+    ["2>&1 | true", "2>/dev/null | true", "--progress json 2>&1 | true", "--progress rich 2>&1 | true",
+     "2>&-", "<&- >&- 2>&-", "--progress json >&- 2>&-"],
+)  # fmt: skip
+def test_a_run_outlives_its_readers_and_closed_streams(streams: str, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(RECIPE)
+    command = f"{sys.executable} -m engine.cli.main run one:recipe --run-dir run {streams}"
+    words = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["state"], info["stop_reason"]) == ("finished", "one is enough")
+
+
+@pytest.mark.timeout(120)
+def test_a_result_that_stdout_does_not_take_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(RECIPE)
+    words = [sys.executable, "-m", "engine.cli.main", "run", "one:recipe", "--run-dir", "run"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "error: cannot write the result to stdout: no space left on device"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize("number", [[], [errno.EPIPE]])
+def test_a_broken_pipe_of_the_programs_own_is_an_error(
+    number: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"broken_{len(number)}"
+    (tmp_path / f"{module}.py").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BrokenPipeError):
+        call(["run", f"{module}:recipe", f"fail={number}", "--progress", "off"])
 
 
 @pytest.mark.parametrize("group", ["config", "new"])

@@ -176,6 +176,60 @@ def test_a_signal_at_any_time_ends_the_run_with_everything_saved_and_nothing_mor
     assert (run.path / "plots").exists() == (number == signal.SIGINT)
 
 
+class Losing(Killing):
+    """What its signal raises is lost, as Python loses what is raised while an object is deleted."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self, at: int, number: int, picture: int, render_mode: str | None = None) -> None:
+        super().__init__(at, number)
+        self.picture, self.drawn = picture, 0
+
+    def step(self, action: Any) -> Any:
+        self.times = 0
+        if self.seed == self.at and self.steps == 1:
+            Losing.Signal(self.number)
+        return super().step(action)
+
+    def render(self) -> Any:
+        self.drawn += 1
+        if self.drawn == self.picture:
+            Losing.Signal(self.number)
+        return np.zeros((32, 32, 3), np.uint8)
+
+    class Signal:
+        """Sends its process a signal at its end."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __del__(self) -> None:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("filming", [False, True])
+def test_a_signal_whose_exception_is_lost_ends_the_examination_and_the_film(
+    filming: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    at = -1 if filming else seeding.integer(0, "episode", EXAMINING, role="evaluate")
+    env = EnvConfig(
+        id=f"{__name__}:Losing",
+        num_envs=4,
+        kwargs={"at": at, "number": int(signal.SIGINT), "picture": 7 if filming else 0},
+    )
+    evaluate = EvaluateConfig(every=192, episodes=2, video=3)
+    config = msgspec.structs.replace(short(False), env=env, evaluate=evaluate)
+    run = run_experiment(ppo, config, run=folder(tmp_path / "run"), progress="plain")
+    assert (run.state, run.info["stop_reason"], run.exit_code) == ("interrupted", "interrupted", 130)
+    assert run.result == {"env_step": 256, "train_iter": 4}
+    films = [path.name for path in (run.path / "videos").iterdir()] if filming else []
+    assert films == ["step_000000256-ep0-return+5.mp4"] * filming
+    said = capfd.readouterr().err
+    assert "rawvideo" not in said, "the encoder was ended between two pictures"
+    assert said.count("the closing examination and its film are left out") == 1
+
+
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     with pytest.raises(Terminated):
         killed(tmp_path / "run", 3, signal.SIGTERM, role="main", times=2)
