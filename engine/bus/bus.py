@@ -124,6 +124,7 @@ class Bus:
 
         A task says so when it is opened.
         """
+        self._gate.check_process()
         self._ready = True
         self._announce()
 
@@ -447,6 +448,7 @@ class Bus:
 
     def peers(self) -> list[Peer]:
         """Return the other processes of the run that are there."""
+        self._gate.check_process()
         if self._network is None:
             return []
         return [Peer.of(member) for member in list(self._network.router.members.values())]
@@ -500,6 +502,7 @@ class Bus:
 
         On the bus's own thread, which waits for it.
         """
+        self._gate.check_process()
         self._inflow.watchers.append(watcher)
 
     def tell_finish(self, reason: str) -> None:
@@ -695,6 +698,8 @@ def join(
     it does not answer.
     """
     seconds = check_timeout(timeout, "join")
+    if not isinstance(at, str):
+        raise UsageError(f"join takes at= the address of the run, like 'tcp://10.0.0.7:41233', not {at!r}")
     return Bus.connected(
         transport,
         FOR_EVER if seconds is None else seconds,

@@ -68,6 +68,9 @@ def test_every_verb_of_a_bus_between_processes_says_so_in_a_fork() -> None:
         "report": lambda: collector.report(step=1),
         "tell_finish": lambda: learner.tell_finish("it is done"),
         "deliver": collector.deliver,
+        "peers": collector.peers,
+        "watch": lambda: collector.watch(lambda what, peer, cause: None),
+        "ready": collector.ready,
         "task": lambda: Task(bus=collector).open(),
     }
     # With every lock held, as they may be by a thread that is not there in the child.

@@ -182,8 +182,8 @@ def test_a_process_behind_a_gateway_binds_elsewhere_than_it_is_reached() -> None
         over_tcp(place="gateway.example", bind=f"127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("at", ["hello", "", "http://127.0.0.1:80", "tcp://127.0.0.1"])
-def test_what_is_no_address_is_refused_at_once(at: str) -> None:
+@pytest.mark.parametrize("at", ["hello", "", "http://127.0.0.1:80", "tcp://127.0.0.1", None, 3])
+def test_what_is_no_address_is_refused_at_once(at: Any) -> None:
     for transport in (over_tcp(), ZeroMQ(), Network().transport()):
         with pytest.raises(UsageError, match=r"address|host"):
             join(transport, at=at, run="r", role="collector", timeout=LONG)

@@ -75,7 +75,9 @@ def test_calls_are_spread_evenly_and_in_turn(town: Town) -> None:
     assert answers == ["collector_0", "collector_1", "collector_2"] * 10
 
 
-def test_calls_that_wait_for_servers_are_spread_too(town: Town) -> None:
+def test_calls_that_waited_go_to_the_first_server_and_those_after_them_are_spread(town: Town) -> None:
+    network = town.learner._network
+    assert network is not None
     answers: list[str] = []
     threads = [
         threading.Thread(target=lambda: answers.append(town.learner.call("collector_get_name", timeout=LONG)))
@@ -83,10 +85,15 @@ def test_calls_that_wait_for_servers_are_spread_too(town: Town) -> None:
     ]
     for thread in threads:
         thread.start()
-    town.collectors(2, named)
+    eventually(lambda: len(network.router._asked) == 6, "that all six wait")
+    town.collectors(1, named)
     for thread in threads:
         thread.join(LONG)
-    assert len(answers) == 6  # how many came before the second was there nobody knows
+    assert answers == ["collector_0"] * 6
+    assert not network.router.turns._under_way
+    town.collectors(1, named)
+    after = [town.learner.call("collector_get_name", timeout=LONG) for _ in range(10)]
+    assert after == ["collector_0", "collector_1"] * 5
 
 
 def test_a_server_that_takes_long_gets_fewer_calls(town: Town) -> None:
