@@ -103,6 +103,8 @@ class Launcher:
         self._reason: str | None = None
         self._interrupts = 0
         self._interrupted_at = -math.inf
+        self._failed_unasked = False
+        """Whether the run had failed before anybody asked it to stop."""
         self._asked_by: str | None = None
         """The word of a signal, as in `REASONS`, or who asked otherwise."""
         self._settle_at: float | None = None
@@ -216,7 +218,8 @@ class Launcher:
         run = Run.open(self._run.path)
         if totals := self._ledger.totals():
             run.update(exchange=totals, exchange_mismatch=self._mismatch or None)
-        if isinstance(error, KeyboardInterrupt) or (error is not None and self._interrupts):
+        stopped = self._interrupts > 0 and not self._failed_unasked
+        if isinstance(error, KeyboardInterrupt) or (error is not None and stopped):
             run.finish("interrupted", f"{self._interruption()} at once")
         elif error is not None:
             if run.info["state"] != "failed":
@@ -470,6 +473,7 @@ class Launcher:
 
     def _fail(self, failure: Failure, why: str) -> None:
         self._failures.append(failure)
+        self._failed_unasked = not self._interrupts
         self._stage, self._reason = "failed", why
         self._settle_at = time.monotonic() + _BLAME_SECONDS
 
@@ -619,10 +623,12 @@ class Launcher:
         self._interrupted_at = when
         time.sleep(_REPEATED_SECONDS)  # before the message, after which any signal is another order
         if self._interrupts == 0:
-            self._display.message(
-                f"{name_of(number)}: every process ends its iteration and the run is saved; "
-                "once more stops at once"
+            what = (
+                "the run has failed and is ending"
+                if self._stage == "failed"
+                else "every process ends its iteration and the run is saved"
             )
+            self._display.message(f"{name_of(number)}: {what}; once more stops at once")
         self._stop(REASONS[number], now=self._interrupts > 0)
 
     @contextlib.contextmanager

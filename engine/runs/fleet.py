@@ -171,7 +171,7 @@ def sentence(status: Mapping[str, Any]) -> str:
         there = Counter(row["role"] for row in status["seats"] if row["state"] == "running")
         parts.append(", ".join(f"{role} {there[role]}/{number}" for role, number in roles.items()))
     else:
-        parts.append(f"{status['stage']}: {status.get('reason')}")
+        parts.append(_stage(status))
     return "  ".join(parts)
 
 
@@ -196,8 +196,12 @@ def picture(status: Mapping[str, Any], title: str, width: int) -> Any:
     parts: list[Any] = [render(snapshot(status, title), width)] if status.get("progress") else []
     parts.append(_table(status))
     if status.get("stage") != "running":
-        parts.append(Text(f"{status['stage']}: {status.get('reason')}", style="yellow"))
+        parts.append(Text(_stage(status), style="yellow"))
     return Group(*parts)
+
+
+def _stage(status: Mapping[str, Any]) -> str:
+    return ": ".join(str(part) for part in (status["stage"], status.get("reason")) if part)
 
 
 def _table(status: Mapping[str, Any]) -> Table:

@@ -179,6 +179,20 @@ def test_a_kill_is_not_waited_with() -> None:
     assert ended.state == "failed"
 
 
+def test_a_run_that_failed_before_it_was_stopped_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    def script(ends: Ends) -> None:
+        for seat in ("collector_0", "collector_1"):
+            ends.process(seat).end(-signal.SIGKILL)
+        ends.process("learner_0")
+        os.kill(os.getpid(), signal.SIGTERM)  # before the learner is ended, which takes 0.3 s
+
+    ended, error = run(script)
+    assert "none is left of role collector" in str(error)
+    assert ended.state == "failed"
+    assert ended.info["stop_reason"] == str(error)
+    assert "SIGTERM: the run has failed and is ending" in capsys.readouterr().err
+
+
 # --- real processes ---------------------------------------------------------------------------
 
 

@@ -53,6 +53,11 @@ def test_a_sentence_says_how_far_the_run_is_and_who_is_there() -> None:
     assert sentence(status(progress={}, stage="failed", reason="no")) == ("[1:01]  failed: no")
 
 
+def test_a_stage_without_a_reason_stands_alone() -> None:
+    assert sentence(status(stage="failed", reason="")).endswith("  failed")
+    assert "failed: disk" in sentence(status(stage="failed", reason="disk"))
+
+
 def test_columns_that_nobody_fills_are_left_out() -> None:
     head, first, *_ = cells(status())
     assert head == ("seat", "state", "pid", "weight lag", "restarts")
