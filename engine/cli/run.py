@@ -14,6 +14,7 @@ import click
 
 from engine import config as configs
 from engine.cli import experiment
+from engine.cli.streams import reader_gone
 from engine.cli.voice import Voice, speaking
 from engine.errors import ConfigError, UsageError
 from engine.recipes.target import Target, is_script, resolve
@@ -178,6 +179,8 @@ def run_script(
         refused = handover.refused and isinstance(error, ConfigError)
         if not (refused and run.withdraw()):
             record(run.path / LOG, run.ended, level="error", error=error)
+        if isinstance(error, BrokenPipeError) and reader_gone():
+            return 1  # it printed for a reader that has gone; that needs no traceback
         raise
     if handover.refused and number:
         run.withdraw()

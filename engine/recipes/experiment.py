@@ -169,8 +169,9 @@ def _following_time(config: Any) -> list[str]:
     """Return which settings follow the time, as nothing else tells how far the run is."""
     if not isinstance(config, RunConfig) or config.stop.env_step is not None or config.stop.seconds is None:
         return []
-    changing = " and ".join(config.decays())
-    return [f"{changing}: by stop.seconds, so this run does not repeat exactly"] if changing else []
+    return [
+        f"{setting} follows stop.seconds, so this run does not repeat exactly" for setting in config.decays()
+    ]
 
 
 def notes(task: Task) -> list[str]:

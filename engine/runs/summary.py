@@ -25,9 +25,10 @@ def summary(run: Run) -> str:
         lines.append(f"warning: the env steps do not add up: {mismatch}")
     if "return_mean" in result:
         cut = f", {result['cut']} of them cut" if result.get("cut") else ""
+        episodes = "episode" if result["episodes"] == 1 else "episodes"
         lines.append(
             f"return  {result['return_mean']:.1f} ± {result['return_std']:.1f} "
-            f"(best policy, {result['episodes']} fresh episodes, deterministic{cut})"
+            f"(best policy, {result['episodes']} fresh {episodes}, deterministic{cut})"
         )
     for label, pattern in (
         ("policy", "policies/*"),

@@ -209,6 +209,17 @@ def test_a_run_outlives_its_readers_and_closed_streams(streams: str, tmp_path: P
 
 
 @pytest.mark.timeout(120)
+def test_a_script_that_prints_for_a_reader_that_has_gone_fails_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("while True:\n    print('more', flush=True)\n")
+    command = f"{sys.executable} -m engine.cli.main run script.py --run-dir run | head -1"
+    words = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "more\n", "run folder: run\n")
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["state"], info["stop_reason"]) == ("failed", "BrokenPipeError: [Errno 32] Broken pipe")
+
+
+@pytest.mark.timeout(120)
 def test_a_result_that_stdout_does_not_take_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(RECIPE)
     words = [sys.executable, "-m", "engine.cli.main", "run", "one:recipe", "--run-dir", "run"]

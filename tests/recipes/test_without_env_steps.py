@@ -88,7 +88,10 @@ def test_time_alone_ends_every_recipe_and_what_decays_follows_it(
     rows = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     told = [row["text"] for row in rows if row["event"] == "message" and "repeat" in row["text"]]
     expected = (
-        [f"{DECAYING[name]}: by stop.seconds, so this run does not repeat exactly"]
+        [
+            f"{setting} follows stop.seconds, so this run does not repeat exactly"
+            for setting in DECAYING[name].split(" and ")
+        ]
         if name in DECAYING
         else []
     )
