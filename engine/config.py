@@ -405,8 +405,16 @@ def _mistakes(
             yield told + _as_list(value, fields[name].type, key, settings.source(key))
     for name, info in fields.items():
         if info.required and name not in values:
-            shown = settings.source(path)
-            yield f"{struct.__name__} needs a value for {name!r} ({shown}, {'.'.join((*path, name))})"
+            inner, key = struct_in(info.type), (*path, name)
+            within = list(_mistakes({}, inner, key, settings, root)) if inner is not None else []
+            if within:  # a section cannot be written as a value: name the keys in it
+                yield from within
+                continue
+            source, dotted = settings.source(path), ".".join(key)
+            source = settings.source(()) if source.kind == "default" else source
+            write = f"; write {dotted}={'...' if inner is None else '{}'}"
+            hint = write if source.kind == COMMAND_LINE else ""
+            yield f"{struct.__name__} needs a value for {name!r} ({source}, {dotted}){hint}"
 
 
 def _nearest(name: str, fields: Iterable[str], root: type[msgspec.Struct]) -> str:

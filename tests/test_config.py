@@ -128,7 +128,9 @@ def test_an_impossible_combination_names_its_section(folder: Path) -> None:
 
 def test_a_missing_value_is_named(folder: Path) -> None:
     assert mistake("env: {num_envs: 2}") == "Env needs a value for 'id' (x.yaml, env.id)"
-    assert mistake("seed: 2") == "Experiment needs a value for 'env' (x.yaml, env)"
+    assert mistake("seed: 2") == "Env needs a value for 'id' (x.yaml, env.id)"
+    told = "Env needs a value for 'id' (command line, env.id); write env.id=..."
+    assert mistake("seed: 2", "seed=3") == told
 
 
 @pytest.mark.parametrize(

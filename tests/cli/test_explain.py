@@ -174,7 +174,7 @@ def test_without_a_key_all_are_explained_and_json_holds_the_same(capsys: pytest.
         "key": "policy.learning_rate",
         "type": "number",
         "range": "> 0, <= 1",
-        "value": 3e-3,
+        "value": configs.load("impala/cartpole").values["policy"]["learning_rate"],
         "set": True,
         "default": 3e-4,
         "required": False,
