@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -132,8 +133,11 @@ def test_waits_under_way_end(town: Town) -> None:
     ]
     eventually(lambda: "collector_data" in town.learner._kinds)
     eventually(lambda: "learner_news" in town.collector._mailbox.heard)
-    town.collector.emit("collector_data", 1)
-    town.learner.declare("learner_news", "stream")
+    # Each of these may be told of the clash itself, if the other end was quicker.
+    with contextlib.suppress(UsageError):
+        town.collector.emit("collector_data", 1)
+    with contextlib.suppress(UsageError):
+        town.learner.declare("learner_news", "stream")
     for thread in waiting:
         thread.join(LONG)
         assert not thread.is_alive()
