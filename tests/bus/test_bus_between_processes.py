@@ -131,7 +131,7 @@ def delivered(bus: Bus, ready: Callable[[], Any]) -> None:
 def test_a_killed_process_is_noticed_and_its_calls_fail(stack: ExitStack) -> None:
     fleet = Fleet(stack)
     name = fleet.collector()
-    with pytest.raises(PeerLost, match="nobody listens there") as caught:
+    with pytest.raises(PeerLost, match="nothing listens there") as caught:
         fleet.learner.call("collector_die", timeout=LONG)
     assert caught.value.peer == name
     assert list(fleet.learner.stats()["lost"]) == [name]

@@ -29,9 +29,9 @@ class CutOff(ZeroMQ):
         self.proxies = []
         return self._through(super().start(me))
 
-    def connect(self, peer: str, address: str) -> None:
+    def connect(self, peer: str, address: str, *, answered: bool = False) -> None:
         """Connect to others through a proxy."""
-        super().connect(peer, self._through(address))
+        super().connect(peer, self._through(address), answered=answered)
 
     def _through(self, address: str) -> str:
         proxy = Proxy(address)

@@ -106,7 +106,7 @@ def test_what_an_unfinished_iteration_took_is_told(fleet: Fleet) -> None:
     def waits() -> bool:
         totals = run.status()["exchange"]
         one, other = totals["collector_0"], totals["collector_1"]
-        return one["sent"] == 21 * STEPS and other["received"] == one["received"] == 20 * STEPS
+        return one["pushed"] == 21 * STEPS and other["received"] == one["received"] == 20 * STEPS
 
     until(waits, what="the learner waits for the 21st")
     assert run.stop() == 130, run.said
