@@ -53,7 +53,20 @@ class Town:
         self.buses += made
         count = sum(bus.role == "collector" for bus in self.buses)
         self.learner.wait_for_peers("collector", count, timeout=LONG)
+        eventually(self._all_know_all, "that every process knows the servers that the hub knows")
         return made
+
+    def _all_know_all(self) -> bool:
+        hub = self.learner._network
+        assert hub is not None
+        for bus in self.buses:
+            assert bus._network is not None
+            known = bus._network.router.servers
+            for method, ids in hub.router.servers.items():
+                others = {id for id in ids if hub.name_of(id) != bus.peer}
+                if not others <= set(known.get(method, ())):
+                    return False
+        return True
 
 
 @pytest.fixture(params=["memory", "sockets"])
