@@ -190,7 +190,7 @@ class Bus:
         Raises `UsageError` if it is of another kind in another process; where that comes out later, the
         next verb that names the event does, a wait for it, and the next boundary.
 
-        *event*: small, to everybody who listens, in order.  *state*: the latest value counts, and
+        *event*: small, to every listener, in order.  *state*: the latest value counts, and
         reaches who comes late.  *stream*: each item goes to one consumer; at most `capacity` wait
         that nobody took, and `when_full` says what becomes of one more: it waits, the oldest that was not
         sent is dropped, or `Overloaded` is raised.
@@ -346,7 +346,7 @@ class Bus:
         process can be counted so.
 
         Where as many items as were declared wait that nobody took, it waits for room.  Raises
-        `DeadlineExceeded`, naming who was expected, after `timeout` seconds, and `Finishing` when
+        `DeadlineExceeded`, naming the expected processes, after `timeout` seconds, and `Finishing` when
         the task is finishing meanwhile.
         """
         self._is(event, "stream")
@@ -379,7 +379,7 @@ class Bus:
 
         With `view` its arrays are read-only and stay where they lie until `Taken.release`, which
         acknowledges it; with `held`, `release` acknowledges it too, and the value is the caller's.
-        Raises `DeadlineExceeded`, naming who was expected, after `timeout` seconds, `PeerLost` where a
+        Raises `DeadlineExceeded`, naming the expected processes, after `timeout` seconds, `PeerLost` if a
         named sender is not in the run and nothing of it waits, and `Finishing` when the task is
         finishing meanwhile.
         """

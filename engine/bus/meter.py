@@ -1,6 +1,6 @@
 """What one process of a run counts, in memory that others can read even after it was killed.
 
-A meter counts amounts, such as env steps, where they arise: made by an environment, handed to who sends them,
+A meter counts amounts, such as env steps, where they arise: made by an environment, handed over to be sent,
 pushed into a stream, dropped there, still waiting there; and, by sender, what a consumer took and whether it
 used it.  No term is worked out from the others, so that a reader can check whether they add up.
 

@@ -9,12 +9,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from engine.envs.spaces import LARGEST
 from engine.errors import ConfigError, EnvError, UsageError
 from engine.types import Arrays
 
 Space = gymnasium.Space[Any]
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def to_arrays(obs: Any, space: Space) -> tuple[Arrays, bool]:
@@ -51,7 +50,7 @@ def _leaf_arrays(obs: Any, space: Space, name: str) -> tuple[Arrays, bool]:
             raise EnvError(f"{name} has the space {space}, whose values are no arrays")
         array = np.asarray(obs)
         if array.dtype.kind == "f":
-            fits = np.abs(array) <= _LARGEST
+            fits = np.abs(array) <= LARGEST
             if np.count_nonzero(fits) != array.size:
                 wrong = array.ravel()[np.argmin(fits)]
                 raise UsageError(
